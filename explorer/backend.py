@@ -53,7 +53,7 @@ MODES: Mapping[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-o
 
 
 JUDGE_S = 3.0
-"""Of the trials of a graph's kernels beside ATen's ops, the largest first: compiling stays short."""
+"""Of the trials of a graph's kernels beside ATen's ops, compiling them included, the largest first: compiling stays short."""
 
 
 def tracefuse(

@@ -151,11 +151,14 @@ class Variants:
             self._timed = timed_kernels() if self.program.device.type == "cuda" else ()
         return self._timed
 
-    def know(self, found: Iterable[TimedKernel]) -> None:
-        """Add what was timed; where `fuse` decides otherwise by it, all variants run their passes anew."""
+    def know(self, found: Iterable[TimedKernel], asked: Iterable[str]) -> None:
+        """Take what was `found` for what is known of the kernels that were `asked` for, by key: what was known of one that is
+        not found is of other block sizes. Where `fuse` decides otherwise by that, all variants run their passes anew."""
         known, new = {one.key: one for one in self.timed}, {one.key: one for one in found}
-        self._timed = tuple((known | new).values())
-        if any(one.loses != (key in known and known[key].loses) for key, one in new.items()):
+        lost = {key for key, one in known.items() if one.loses}
+        known = {key: one for key, one in known.items() if key not in set(asked)} | new
+        self._timed = tuple(known.values())
+        if lost != {key for key, one in known.items() if one.loses}:
             for variant in self._variants.values():
                 variant.forget(*_MADE_OF_TUNINGS, *_MADE_OF_PASSES)
 
@@ -480,14 +483,16 @@ class Variant:
     def judge(self, progress: Progress | None = None, budget_s: float = JUDGE_S) -> Self:
         """This variant without the kernels that are slower on this machine's GPU than the ATen ops that they stand for.
 
-        Those that were never timed are, beside ATen's ops, for `budget_s` seconds; what is left then is kept by the model.
+        Those that were never timed with their block sizes are, beside ATen's ops, for `budget_s` seconds, in which they are
+        compiled too; what is left then is kept by the model.
         The times are kept for later sessions, and stand in the decisions of `fuse`. Nothing happens on a CPU.
         """
         from tracefuse.build.timed import judge
 
         if not self.runs_triton or not self.kernels or "fuse" not in {one.name for one in self.passes}:
             return self
-        self.capture.know(judge(self.kernels, self.tunings, progress, budget_s))
+        found = judge(self.kernels, self.tunings, progress, budget_s)
+        self.capture.know(found, [kernel.key for kernel in self.kernels])
         return self
 
     def forget(self, *made_before: str) -> None:

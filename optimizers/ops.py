@@ -30,6 +30,15 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
 
 
+def set_argument(node: fx.Node, name: str, value: Any) -> None:
+    """Give an ATen op another value for an argument of its schema, in place."""
+    position = list(arguments(node)).index(name)
+    if position < len(node.args):
+        node.update_arg(position, value)
+    else:
+        node.update_kwarg(name, value)
+
+
 @functools.cache
 def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
     """Each argument's default by its name; None for those without."""

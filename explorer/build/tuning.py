@@ -112,7 +112,8 @@ def _fastest(kernel: Kernel, tunings: Sequence[Tuning], bench: Bench) -> Tuning:
     value = {"block": best.block, "warps": best.warps, "speedup": speedup, "tried": len(timed), "gpu": bench.name}
     cache.write_json(_key(kernel), value)
     if trial.aten_ms is not None:
-        remember([TimedKernel(kernel.key, times_ms[best] * 1e3, trial.aten_ms * 1e3, bench.name)])
+        blocks = best.block, best.warps
+        remember([TimedKernel(kernel.key, times_ms[best] * 1e3, trial.aten_ms * 1e3, bench.name, blocks)])
     return _remembered(value)
 
 

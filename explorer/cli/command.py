@@ -34,14 +34,18 @@ from tracefuse.optimizers.errors import nearest
 
 
 class Command(NamedTuple):
-    """What `tracefuse NAME` does: the function `does` of `module`, which takes the parsed arguments."""
+    """What `tracefuse NAME` does: the function `does` of `module`, which takes the parsed arguments.
+
+    `files` says which files it takes; "" is none. `more` stands below the options in its help.
+    """
 
     help: str
     module: str
     does: str
     options: tuple[Option, ...] = ()
     passes: tuple[Option, ...] = ()
-    takes_files: bool = False
+    files: str = ""
+    more: str = ""
 
 
 COMMANDS = {
@@ -53,21 +57,23 @@ COMMANDS = {
         "timeline",
         "show_timeline",
         TIMELINE_OPTIONS,
-        takes_files=True,
+        files="a Chrome trace of torch.profiler, .json or .json.gz; a second one is compared with the first",
     ),
     "ranks": Command(
         "say which rank of a job made the others wait, and by what (a folder with one trace of each rank)",
         "ranks",
         "show_ranks",
         RANKS_OPTIONS,
-        takes_files=True,
+        files="a folder with one trace of torch.profiler for each rank, or those traces, .json or .json.gz",
     ),
     "overlap": Command(
-        "model a recorded step of one rank on a described machine, and other choices about its collectives (a session)",
+        "model how long a recorded step would take on a machine of several GPUs, and what of its collectives nothing hides",
         "overlap",
         "show_overlap",
         OVERLAP_OPTIONS,
-        takes_files=True,
+        files=f"one session file ({SESSION}) of a step that one rank recorded: `c.save(path)` writes it",
+        more="Times are printed in µs, ms or s, as modelled on that machine; bytes in KiB, MiB or GiB. Without --bucket-mb, "
+        "--prefetch, --second-group and --reshard the step is modelled as it was recorded and with several of these choices.",
     ),
     "passes": Command("list the passes with their options", "passes", "show_passes"),
     "cache": Command("show or clear the disk cache of generated kernels", "machine", "show_cache", CACHE_OPTIONS),
@@ -156,9 +162,9 @@ def _is_cut_off(stream: TextIO) -> bool:
 
 def _run(name: str, words: Sequence[str]) -> None:
     command = COMMANDS[name]
-    parser = argparse.ArgumentParser(prog=f"tracefuse {name}", description=command.help)
-    if command.takes_files:
-        parser.add_argument("files", nargs="+", metavar="FILE", help="a Chrome trace, .json or .json.gz")
+    parser = argparse.ArgumentParser(prog=f"tracefuse {name}", description=command.help, epilog=command.more or None)
+    if command.files:
+        parser.add_argument("files", nargs="+", metavar="FILE", help=command.files)
     arguments = _with_options(parser, command.options, command.passes).parse_args(words)
     getattr(importlib.import_module(f"tracefuse.cli.{command.module}"), command.does)(arguments)
 

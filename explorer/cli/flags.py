@@ -251,14 +251,35 @@ OVERLAP_OPTIONS: tuple[Option, ...] = (
     _value(
         "mesh",
         "MESH",
-        "the machine to model: 8xH100,nvlink; 16xH200,nvlink,ib400; 4xhere,pcie4 with the times of this GPU",
+        "the machine to model (required): how many ranks, of which GPU, joined by which link, such as 8xH100,nvlink; for more "
+        "than 8 ranks also the link between hosts of 8, such as 16xH200,nvlink,ib400 (400 Gb/s a GPU); `here` as the GPU, as "
+        "in 4xhere,pcie4, takes the times that ops had where the step was recorded",
     ),
-    _value("bucket_mb", "MIB", "reduce gradients in calls of at least so many MiB", None, float),
-    _value("prefetch", "N", "start gathers N gathers before they are waited for", None, int),
-    _switch("second_group", "give gathers a process group of their own"),
-    _value("reshard", "on|off", "free parameters behind the forward and gather them again, or keep them"),
+    _value(
+        "bucket_mb",
+        "MIB",
+        "join gradients until a reduction has at least MIB mebibytes of them, such as 25",
+        None,
+        float,
+    ),
+    _value(
+        "prefetch",
+        "N",
+        "start a gather of parameters N gathers before the one that is waited for; with 0 only where it is waited for",
+        None,
+        int,
+    ),
+    _switch(
+        "second_group", "let gathers have a process group of their own, so that none waits in line behind a reduction"
+    ),
+    _value(
+        "reshard",
+        "on|off",
+        "on: free gathered parameters behind the forward and gather them again in the backward, which holds fewer bytes; off: "
+        "keep them, which gathers once",
+    ),
 )
-"""What `tracefuse overlap` takes; without a choice several are modelled."""
+"""What `tracefuse overlap` takes; without a choice (all but the mesh) several are modelled."""
 
 PEAKS_OPTIONS: tuple[Option, ...] = (
     _switch("again", "measure anew what is known already"),

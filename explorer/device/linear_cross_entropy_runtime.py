@@ -107,6 +107,7 @@ def softmax_gradient_by_torch(logits, target, factor, losses, ignore_index, is_w
     is_valid = target != ignore_index
     column = torch.where(is_valid, target, 0)[:, None]
     lse = wide.logsumexp(1, keepdim=True)
+    lse = lse.masked_fill_(lse == float("inf"), float("nan"))  # a row with +inf has no probabilities
     losses.copy_(torch.where(is_valid, (lse - wide.gather(1, column))[:, 0], 0))
     if is_wanted:
         gradient = (wide - lse).exp_().scatter_add_(1, column, torch.full_like(lse, -1))

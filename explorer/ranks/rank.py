@@ -180,16 +180,29 @@ class Rank:
         return places, [list(numbers), *names[1:]], [operators, *(one.tolist() for one in which[1:])]
 
     @cached_property
+    def computed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """When it computed (from, to), and the row that did: its GPUs or, without one, the operators of its host. No moment is
+        counted twice where several threads or streams computed."""
+        if self.has_gpu:
+            spans = self.computing
+            return np.array(spans.starts, np.int64), np.array(spans.ends, np.int64), np.array(spans.rows, np.int64)
+        pieces = [piece for running in self._running([self.window])[0] for piece in running]
+        starts, ends, rows = np.array(pieces, np.int64).reshape(-1, 3).T
+        return starts, ends, rows
+
+    @property
+    def computing_ns(self) -> int:
+        starts, ends, _ = self.computed
+        return int((ends - starts).sum())
+
+    @cached_property
     def by_module(self) -> Counter[str]:
-        """The ns that it computed in each module."""
+        """The ns that it computed in each module, together `computing_ns`; "" is not known."""
         places, names, which = self._whose
-        found: Counter[str] = Counter()
-        for spans in [self.computing] if self.has_gpu else self.operators:
-            ns = np.array(spans.ends, np.int64) - np.array(spans.starts, np.int64)
-            modules = np.array(which[1], np.int64)[places[np.array(spans.rows, np.int64)]]
-            for at, sum_ns in enumerate(np.bincount(modules, ns, len(names[1])).tolist()):
-                found[names[1][at]] += round(sum_ns)
-        return +found
+        starts, ends, rows = self.computed
+        modules = np.array(which[1], np.int64)[places[rows]]
+        sums_ns = np.bincount(modules, ends - starts, len(names[1])).tolist()
+        return +Counter({name: round(ns) for name, ns in zip(names[1], sums_ns, strict=True)})
 
     def line_of(self, start_ns: int, end_ns: int) -> str:
         return self.run.line_of(start_ns, end_ns)

@@ -116,13 +116,8 @@ class Ranks:
     def _time_of(self, number: int) -> dict[str, int]:
         rank, exposed = self.ranks[number], self.exposed[number]
         start, end = rank.window
-        spans = [rank.computing] if rank.has_gpu else list(rank.operators)
-        rest, computing = [(start, end)], 0
-        for one in spans:
-            pieces, rest = one.cut(rest)
-            computing += sum(stop - begin for begin, stop, _ in pieces)
         found = {
-            "computing": computing,
+            "computing": rank.computing_ns,
             "transfer": sum(one.transfer_ns for one in exposed),
             "waiting": sum(one.waiting_ns for one in exposed),
         }

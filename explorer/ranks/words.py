@@ -105,7 +105,9 @@ def _sizes(ranks: Ranks) -> str:
         waiting = sum(median(one.waiting_ns.values()) for one in same)
         sums = [time_text(ns / 1e3) for ns in (same[0].baseline_ns, sum(o.transfer_ns for o in same), waiting)]
         rows.append((kind, group, human_bytes(nbytes) if nbytes else "not said", dtype, str(len(same)), *sums))
-    return "collectives by size\n" + aligned(rows[: _SHOWN + 1])
+    return "collectives by size: all of their time, also where a rank computes meanwhile\n" + aligned(
+        rows[: _SHOWN + 1]
+    )
 
 
 def _exposed(ranks: Ranks) -> str:
@@ -121,9 +123,16 @@ def _heat(ranks: Ranks) -> str:
     heat = {name: row for name, row in ranks.heat().items() if name}
     if not heat:
         return ""
+    shown, left = list(heat.items())[:_SHOWN], list(heat.items())[_SHOWN:]
+    computing = {number: ranks.time_of(number)["computing"] for number in ranks.ranks}
+    unknown = {number: ns - sum(row[number] for row in heat.values()) for number, ns in computing.items()}
+    if left:
+        shown.append((counted(len(left), "other module"), {n: sum(row[n] for _, row in left) for n in computing}))
+    if any(unknown.values()):
+        shown.append(("in no module", unknown))
     rows = [("module", *(f"rank {number}" for number in ranks.ranks))]
-    rows += [(name, *(time_text(ns / 1e3) for ns in row.values())) for name, row in list(heat.items())[:_SHOWN]]
-    return "ranks × modules, the largest differences first\n" + aligned(rows)
+    rows += [(name, *(time_text(row[n] / 1e3) for n in computing)) for name, row in [*shown, ("computing", computing)]]
+    return "ranks × modules: what each computed (measured), the largest differences first\n" + aligned(rows)
 
 
 def _memory(ranks: Ranks) -> str:

@@ -4,6 +4,8 @@
     units    activations of several results or halves                                           `formulas.composites`
     extrema  the backward of `max` and `min` along a dimension: a comparison instead of zeros and a scatter        `extrema`
     norms    batch norm, instance norm and group norm and their backwards: statistics, and what is pointwise        `norms`
+    unread   the backward of a pool, which reads the type of its forward's operand alone                            `unread`
+    biases   a convolution's bias and its gradient: an addition, and a sum                                   `convolutions`
 
 It is for traces that are fused afterwards: without kernels the composites move fewer bytes.
 
@@ -17,9 +19,11 @@ from typing import ClassVar
 
 from torch import fx
 
+from tracefuse.optimizers.decompose.convolutions import CONVOLUTIONS, has_bias, rewrite_bias
 from tracefuse.optimizers.decompose.extrema import SCATTER, is_gradient_of_extremum, rewrite_scatter
 from tracefuse.optimizers.decompose.losses import BECOMES, RowSums, is_sum_of_log_softmax, rewrite_loss
 from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
+from tracefuse.optimizers.decompose.unread import reads_type_alone, rewrite_operand
 from tracefuse.optimizers.decompose.writing import replace_parts
 from tracefuse.optimizers.formulas.composites import apart
 from tracefuse.optimizers.passes import Decide, Decision
@@ -31,7 +35,7 @@ __all__ = ["BECOMES", "Decompose"]
 
 @dataclass(frozen=True)
 class Decompose:
-    """The pass: see the tables of `losses` and `norms`."""
+    """The pass: see the tables of `losses`, `norms` and `convolutions`."""
 
     name: ClassVar[str] = "decompose"
 
@@ -56,6 +60,10 @@ def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
     """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
     if node.target in NORMS:
         return rewrite_norm(node)
+    if node.target in CONVOLUTIONS:
+        return rewrite_bias(node)
+    if reads_type_alone(node):
+        return rewrite_operand(node)
     if (row := apart(node)) is not None:
         return replace_parts(node, row[0])
     return rewrite_scatter(node) if node.target is SCATTER else rewrite_loss(node, sums)
@@ -67,6 +75,10 @@ def becomes(node: fx.Node) -> str | None:
         return "sum(x) - C * logsumexp(x)"
     if is_gradient_of_extremum(node):
         return "a comparison of places"
+    if reads_type_alone(node):
+        return "the same without its forward's operand, of which it reads the type alone"
+    if has_bias(node):
+        return CONVOLUTIONS[node.target]
     if (row := apart(node)) is not None:
         return row[1]
     return BECOMES.get(node.target) or NORMS.get(node.target)

@@ -18,16 +18,17 @@ Each row of the table holds by itself. Together they leave nothing of R x C elem
   smoothing) have known row sums as well, so that the backward reads x once and reduces nothing.
 
 The row's logsumexp is one f32 number (f64 for f64): where logits are large, p has its rounding error, an ulp of logsumexp(x).
-Where a row of x holds +inf, its finite neighbours become -inf instead of NaN. Left as they are, each with a reason: what a
-kernel could not hold anyway (`fusible.refusal`; another dimension than the last), class weights, losses over images
-(`nll_loss2d`) and over a single row. It is for traces that are fused afterwards: without kernels the composites move fewer
-bytes.
+Where a row of x holds +inf, it is made NaN, for ATen's log-probabilities of such a row are. Left as they are, each with a
+reason: what a kernel could not hold anyway (`fusible.refusal`; another dimension than the last), class weights, losses over
+images (`nll_loss2d`) and over a single row. It is for traces that are fused afterwards: without kernels the composites move
+fewer bytes.
 
 Sources: the formulas are those of `aten/src/ATen/native/LossNLL.cpp` and `SoftMax.cpp`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.decompose.writing import cast, replace_parts, swap_names, wide
-from tracefuse.optimizers.fuse.fusible import refusal
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.lowering.geometry import reduced_dims
 from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.rewrite import is_overwritten, replace_by, replace_value, views_of
@@ -56,7 +57,9 @@ def log_softmax(node: fx.Node) -> fx.Node:
     args = arguments(node)
     x = wide(node, args["self"])
     lse = call(node, aten.logsumexp.default, x, [args["dim"]], True, name="logsumexp")
-    return cast(node, call(node, aten.sub.Tensor, x, lse), val(node).dtype)
+    is_infinite = call(node, aten.eq.Scalar, lse, math.inf, name="is_infinite")
+    normalizer = call(node, aten.masked_fill.Scalar, lse, is_infinite, math.nan, name="normalizer")
+    return cast(node, call(node, aten.sub.Tensor, x, normalizer), val(node).dtype)
 
 
 def log_softmax_backward(node: fx.Node, total: fx.Node | None) -> fx.Node:
@@ -100,14 +103,15 @@ def recomputed(node: fx.Node, out: fx.Node) -> fx.Node:
 
 
 def _log_softmax_operands(out: Any) -> tuple[fx.Node, fx.Node] | None:
-    """x and logsumexp(x) where `out` is their difference along the last dimension, or that rounded to a half."""
+    """x and its normalizer where `out` is what `log_softmax` wrote: their difference, or that rounded to a half."""
     is_rounded = out.target is aten._to_copy.default and val(out).dtype in HALVES
     difference = out.args[0] if is_rounded else out
     operands = difference.all_input_nodes if difference.target is aten.sub.Tensor and not difference.kwargs else []
-    if len(operands) != 2 or operands[1].target is not aten.logsumexp.default or operands[1].args[0] is not operands[0]:
+    if len(operands) != 2 or operands[1].target is not aten.masked_fill.Scalar:
         return None
-    x, lse = operands
-    return (x, lse) if shape_of(lse) == (*shape_of(x)[:-1], 1) else None
+    (x, normalizer), lse = operands, operands[1].args[0]
+    is_of_x = lse.target is aten.logsumexp.default and lse.args[0] is x
+    return (x, normalizer) if is_of_x and shape_of(lse) == (*shape_of(x)[:-1], 1) else None
 
 
 def _is_kept_anyway(out: fx.Node, node: fx.Node) -> bool:

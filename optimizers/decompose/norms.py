@@ -29,7 +29,7 @@ from torch import fx
 from tracefuse.optimizers.decompose.group_norms import group_norm, group_norm_backward, holds_its_rows
 from tracefuse.optimizers.decompose.writing import cast as cast_to
 from tracefuse.optimizers.decompose.writing import channelwise, per_channel, read_behind_view, take_name, wide
-from tracefuse.optimizers.fuse.fusible import has_fusible_neighbour
+from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour
 from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.rewrite import replace_value
 from tracefuse.optimizers.trace import call, shape_of, val

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.ops import arguments, is_getitem, is_view
+from tracefuse.optimizers.ops import arguments, is_getitem, is_view, set_argument
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import phase, val
 
@@ -90,7 +90,7 @@ def narrow(node: fx.Node, decide: Decide) -> bool:
     if not changes:
         return False
     for name, value in changes.items():
-        _give(node, name, value)
+        set_argument(node, name, value)
     off = computed - computed_outputs(node)
     spared = sum(output_nbytes(val(node)[i]) for i in off)
     node.meta["val"] = tuple(None if i in off else v for i, v in enumerate(val(node)))
@@ -118,14 +118,6 @@ def _mask_change(node: fx.Node, read: set[int]) -> dict[str, list[bool]]:
     before = list(arguments(node)[found[1]])
     after = [bool(wanted) and i in read for i, wanted in enumerate(before)]
     return {found[1]: after} if after != before and any(after) else {}
-
-
-def _give(node: fx.Node, name: str, value: Any) -> None:
-    position = list(arguments(node)).index(name)
-    if position < len(node.args):
-        node.update_arg(position, value)
-    else:
-        node.update_kwarg(name, value)
 
 
 def output_nbytes(value: Any) -> int:

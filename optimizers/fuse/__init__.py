@@ -26,12 +26,12 @@ from tracefuse.optimizers.fuse.carving import Carver
 from tracefuse.optimizers.fuse.dropout import drop_unmasked, dropouts, split_dropouts
 from tracefuse.optimizers.fuse.dropout import refusal as dropout_refusal
 from tracefuse.optimizers.fuse.duplicating import duplicate_pieces
-from tracefuse.optimizers.fuse.fusible import is_free, refusal
 from tracefuse.optimizers.fuse.long_sums import form_long_sums, has_long_sums
 from tracefuse.optimizers.fuse.merging import merge_pieces
 from tracefuse.optimizers.fuse.rebuild import rebuild
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.fuse.timed import TimedKernel, judged
+from tracefuse.optimizers.kernels.fusible import is_free, refusal
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.fusible import is_free, slow_in_aten
 from tracefuse.optimizers.fuse.pieces import Piece, with_views
 from tracefuse.optimizers.fuse.rebuild import Carved
-from tracefuse.optimizers.fuse.remaking import is_constant, is_remade
 from tracefuse.optimizers.fuse.repeats import in_words, repeated_nbytes, repeated_value
 from tracefuse.optimizers.kernels.functions import Misfit, lower
+from tracefuse.optimizers.kernels.fusible import is_constant, is_free, is_remade, slow_in_aten
 from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_value
 from tracefuse.optimizers.lowering.lowering import NotFusible
 from tracefuse.optimizers.lowering.random_ops import is_mask

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.formulas import philox
-from tracefuse.optimizers.fuse.fusible import has_fusible_neighbour
+from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour
 from tracefuse.optimizers.lowering.random_ops import APPLY, DRAW, MASK
 from tracefuse.optimizers.ops import arguments, aten, draws_nothing, is_getitem, is_random
 from tracefuse.optimizers.trace import call, origin, phase, set_origin, tensors, val

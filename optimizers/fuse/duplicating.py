@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.fusible import is_free
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, with_views
-from tracefuse.optimizers.fuse.remaking import is_cheap, is_constant, reads_of, sources
+from tracefuse.optimizers.fuse.remaking import is_cheap, reads_of, sources
+from tracefuse.optimizers.kernels.fusible import is_constant, is_free
 from tracefuse.optimizers.ops import behind_views, reached, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, val

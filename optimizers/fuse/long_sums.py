@@ -28,7 +28,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import is_dense
-from tracefuse.optimizers.fuse.fusible import is_free
+from tracefuse.optimizers.kernels.fusible import is_free
 from tracefuse.optimizers.kernels.long_sum import POINTEE, LongSum, long_sum
 from tracefuse.optimizers.ops import aten, readers
 from tracefuse.optimizers.passes import Decide, Decision

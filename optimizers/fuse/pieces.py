@@ -16,12 +16,12 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved
-from tracefuse.optimizers.fuse.fusible import is_free, slow_in_aten
 from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.regions import Sizes, loops_of
-from tracefuse.optimizers.fuse.remaking import is_remade, reads_of
+from tracefuse.optimizers.fuse.remaking import reads_of
 from tracefuse.optimizers.fuse.repeats import repeated_nbytes
+from tracefuse.optimizers.kernels.fusible import is_free, is_remade, slow_in_aten
 from tracefuse.optimizers.ops import behind_views, is_getitem, is_random, is_view, reached
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import human_bytes, phase, tensors

@@ -23,7 +23,8 @@ from torch import fx
 
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
-from tracefuse.optimizers.fuse.remaking import is_for_reader, is_remade, reads_of, sources
+from tracefuse.optimizers.fuse.remaking import is_for_reader, reads_of, sources
+from tracefuse.optimizers.kernels.fusible import is_remade
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, columns_of, rows_of
 from tracefuse.optimizers.lowering.random_ops import is_draw, is_mask

@@ -1,6 +1,6 @@
 """Values that a kernel computes where it reads them, and what that costs: one model for all who decide so.
 
-    constants, masks    every kernel makes them itself                                        `is_remade`
+    constants, masks    every kernel makes them itself                           `kernels.fusible.is_remade`
     `regions`           an op sinks into the region that alone reads it                       within a phase
     `duplicating`       a value of one kernel is computed in the others too                   within a phase
     `between` (remat)   the same over chains of any length, as a minimum cut, before fusion   within a phase
@@ -17,23 +17,12 @@ from collections.abc import Collection, Iterable
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import touched_nbytes
-from tracefuse.optimizers.lowering.composites import CONSTANTS
+from tracefuse.optimizers.kernels.fusible import is_constant, is_remade
 from tracefuse.optimizers.lowering.expressions import POINTWISE, TRANSCENDENTAL
 from tracefuse.optimizers.lowering.gathers import GATHERS
 from tracefuse.optimizers.lowering.lowering import COPIES
-from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.ops import behind_views, is_view
 from tracefuse.optimizers.trace import nbytes
-
-
-def is_constant(node: fx.Node) -> bool:
-    """Whether the op yields numbers that are known without its operands: cheap enough to be made again in every kernel."""
-    return node.op == "call_function" and node.target in CONSTANTS
-
-
-def is_remade(node: fx.Node) -> bool:
-    """Whether every kernel that reads the value computes it itself: a constant, or the mask of a dropout."""
-    return is_constant(node) or is_mask(node)
 
 
 def is_for_reader(node: fx.Node) -> bool:

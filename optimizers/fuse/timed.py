@@ -1,6 +1,6 @@
 """What was timed decides: a kernel that was slower on this GPU than the ATen ops that it stands for is left to them.
 
-    TimedKernel(key, ours_us, aten_us, on)    both in the same rounds, on inputs of the same shapes, strides and dtypes
+    TimedKernel(key, ours_us, aten_us, on, blocks)    both in the same rounds, on inputs of the same shapes, strides and dtypes
 
 The times are data of the machine: they come with `Fuse` as dropout's threads do, from a table on disk or in a session file.
 A kernel is looked up by its key when all kernels are formed, so that what is formed does not depend on times: those that lose
@@ -23,12 +23,16 @@ NOT_TIMED = "not timed on this GPU: the model of bytes decides"
 
 @dataclass(frozen=True)
 class TimedKernel:
-    """The times of one kernel and of the ATen ops that it stands for, in microseconds, measured on the GPU `on`."""
+    """The times of one kernel and of the ATen ops that it stands for, in microseconds, measured on the GPU `on`.
+
+    `blocks` are the block size and the warps that the kernel ran with, as steps from the guess (those of its `Tuning`).
+    """
 
     key: str
     ours_us: float
     aten_us: float
     on: str
+    blocks: tuple[int, int] = (0, 0)
 
     @property
     def loses(self) -> bool:

@@ -27,7 +27,7 @@ from tracefuse.optimizers.trace import Trace, val
 
 LOOP_NAMES = {
     "index", "program", "outer", "chunk", "step", "start", "row", "col", "row_mask", "col_mask", "index_mask",
-    "offset", "offset_mask", "skip", "end",
+    "offset", "offset_mask", "skip", "end", "line",
 }  # fmt: skip
 """Names that a body's own lines use."""
 

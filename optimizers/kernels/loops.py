@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tracefuse.optimizers.lowering.indexing import Lanes
-from tracefuse.optimizers.lowering.layouts import Loop
+from tracefuse.optimizers.lowering.layouts import STEP, Loop
 from tracefuse.optimizers.lowering.lowering import Accumulator, Statement
 from tracefuse.optimizers.ops import reached
 
@@ -55,7 +55,7 @@ class _Body:
             return self._straight()
         stored = (self._level_of(s.text) for s in self.stores)
         levels = [*stored, *self.level.values(), *map(self._added, self.accumulators)]
-        inside = [s for s in self.stores if self.loop.lane in s.lanes]
+        inside = [s for s in self.stores if not self._is_outside(s)]
         last = max((self._level_of(s.text) for s in inside), default=-1)
         lines: list[str] = []
         for level in range(max(levels) + 1):
@@ -93,9 +93,9 @@ class _Body:
         names = (name for text in texts for name in read(text))
         return set(reached(names, lambda name: read(self.by_name[name].text)))
 
-    def _is_outside(self, statement: Statement) -> bool:
+    def _is_outside(self, line: Statement | Store) -> bool:
         assert self.loop is not None
-        return self.loop.lane not in statement.lanes
+        return line.lanes.isdisjoint(STEP | {self.loop.lane})
 
     def _level_of(self, text: str) -> int:
         words = _words(text)

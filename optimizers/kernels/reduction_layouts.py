@@ -3,6 +3,9 @@
 Along rows a program holds whole rows, or reads one long row block after block. Down columns it reads block after block of
 the rows of its columns. Columns that are too few for a GPU have their rows cut into chunks; `partial_sums` is the layout of
 the function that adds up what the chunks gave.
+
+Where a column lies in several places, as a channel of NCHW images does, a step reads a block of one of these `lines`: what is
+known of a line, as an image's mean, is then one number and not a block of equal ones, and its elements follow each other.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from tracefuse.optimizers.lowering.layouts import (  # fmt: skip
     ROW,
     SCALAR,
     STAGES,
+    STEP,
     TILE,
     ZERO,
     Layout,
@@ -124,6 +128,11 @@ BESIDE = Grain(128, TILE, 1024)
 """Of kernels that write what they sum, too: so many programs fill a GPU several times over."""
 WHOLE_ROWS = Grain(0, LOOP_BLOCK, 264)
 """Of programs that hold whole rows: only one or two at a time find registers on a multiprocessor."""
+SHORTEST_BLOCK = 512
+"""Elements of the shortest block of a line that a program reads per step."""
+LITTLE_WASTE, MOST_WASTE = 1 / 8, 1 / 3
+"""Elements of a line's last block that lie behind its end, over those of the line: with few of them blocks may be long; with
+too many a program rather reads through all lines as one."""
 STAGED_NBYTES = 100 * 1024
 """Shared memory for the loads under way of one program: two such programs run on a multiprocessor of 227 KiB."""
 
@@ -144,6 +153,8 @@ def columns(
     all segments that share this one's blocks. `read_nbytes`: bytes read per element, of all inputs that have so many.
     """
     n_outer, n_rows, n_cols = columns.sizes
+    if grain is not WHOLE_ROWS and (layout := _lines(shape, columns, wide, grain, tuning, read_nbytes)) is not None:
+        return layout
     parts = segments or (n_cols,)
     cols_block = min(next_power_of_2(min(parts)), grain.cols) if grain.cols else next_power_of_2(n_cols)
     rows_block = max(1, min(tuning.elements(grain.elements) // cols_block, next_power_of_2(n_rows)))
@@ -151,11 +162,70 @@ def columns(
     wanted = max(1, grain.programs // (n_outer * col_blocks))
     steps = largest_divisor(row_blocks, max(1, row_blocks // wanted))
     chunks = -(-row_blocks // steps)
-    stages = min(STAGES, 1 + STAGED_NBYTES // (rows_block * cols_block * read_nbytes))
+    stages = _stages(rows_block * cols_block * read_nbytes)
     layout = _columns(shape, columns, wide, (rows_block, cols_block), steps, chunks, tuning, stages)
     if grain is not WHOLE_ROWS:
         return layout
     return replace(layout, reduced=columns.col_dims, col=variable("col", n_cols, COL))
+
+
+def _stages(read_nbytes: int) -> int:
+    """The steps whose loads of so many bytes are under way at a time."""
+    return min(STAGES, 1 + STAGED_NBYTES // read_nbytes)
+
+
+def _lines(
+    shape: Shape, columns: Geometry, wide: bool, grain: Grain, tuning: Tuning, read_nbytes: int
+) -> Layout | None:
+    """Columns of one element each whose rows lie in several lines: the steps of a program go through some whole lines.
+
+    None where lines are too short for a block, or so few that the programs would not fill a GPU.
+    """
+    n_outer, n_rows, n_cols = columns.sizes
+    across, along = columns.row_dims[: -columns.run], columns.row_dims[-columns.run :]
+    length = math.prod(shape[d] for d in along)
+    block = _block_of_lines(length, tuning.elements(grain.elements)) if columns.run and n_cols == 1 else None
+    if block is None:
+        return None
+    n_lines, blocks = n_rows // length, -(-length // block)
+    if n_outer * n_lines < grain.programs // 4:
+        return None
+    about = max(1, n_lines * n_outer // grain.programs)
+    lines = next(d for d in range(min(about, n_lines), 0, -1) if n_lines % d == 0)
+    chunks, steps = n_lines // lines, lines * blocks
+    program = variable("program", n_outer * chunks, SCALAR)
+    outer_block, chunk_block = unravel(program, (n_outer, chunks))
+    prologue = [
+        f"program = {program_number(wide)}",
+        *([f"outer = {outer_block.text}"] if n_outer > 1 else []),
+        *([f"chunk = {chunk_block.text}"] if chunks > 1 else []),
+        "col = tl.arange(0, COLS)[None, :]",
+    ]
+    chunk, step = variable("chunk", chunks, SCALAR), variable("step", steps, SCALAR)
+    line_lines = [f"line = {(chunk * lines + step // blocks).text}"]
+    row_lines = [f"row = {positions(step % blocks, 'ROWS')}[:, None]"]
+    masks = mask_of(row_lines, "row", "row", length, block)
+    kept = [(variable("outer", n_outer, SCALAR), columns.outer_dims), (ZERO, columns.col_dims)]
+    groups = [*kept, (variable("line", n_lines, STEP), across), (variable("row", length, ROW), along)]
+    first = [*kept, (chunk * lines, across), (ZERO, along)]
+    header = f"for step in tl.range(0, {steps}, num_stages={_stages(block * read_nbytes)}):"
+    loop = Loop("row", header, widened([*line_lines, *row_lines], wide)) if steps > 1 else None
+    return Layout(
+        tuple(shape), indices_of(shape, groups), widened(prologue if loop else [*prologue, *line_lines, *row_lines], wide),
+        masks, {"row": block, "col": 1}, n_outer * chunks, tuning.num_warps(warps_for(block)), loop=loop, columns=columns,
+        chunks=chunks, chunk_rows=lines * length, first_row=indices_of(shape, first),
+    )  # fmt: skip
+
+
+def _block_of_lines(length: int, most: int) -> int | None:
+    """The longest block of which lines waste little, else that of which they waste least; None where that is too much."""
+    powers = range(most.bit_length() - 1, SHORTEST_BLOCK.bit_length() - 2, -1)
+    wasted = {1 << power: -(-length // (1 << power)) * (1 << power) / length - 1 for power in powers}
+    block = next(
+        (block for block, waste in wasted.items() if waste <= LITTLE_WASTE),
+        min(wasted, key=wasted.__getitem__, default=0),
+    )
+    return block if wasted.get(block, math.inf) <= MOST_WASTE else None
 
 
 def partial_sums(columns: Geometry, chunks: int) -> Layout:

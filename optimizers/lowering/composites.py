@@ -29,6 +29,7 @@ from tracefuse.optimizers.lowering.reductions import (  # fmt: skip
     place_of,
     product,
     reduce,
+    row_moments,
     summed_rows,
 )
 from tracefuse.optimizers.lowering.views import Indices
@@ -130,15 +131,26 @@ def _moments(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Valu
         mean, squares = column_moments(self, node, operand, dtype, at)
         count = rows.layout.columns.sizes[1]  # type: ignore[union-attr]
     else:
-        block = self.value(operand, _row_index(self, op, operand, at), self.row_guards(op, guards))
-        mean, centred = centred_row(self, op, self.cast(block, dtype))
-        squares = reduce(self, op, product(self, op, centred, centred, "squares"), "sum", "squares")
+        mean, squares = _moments_of_row(self, op, at, guards, dtype)
         count = self.layout.row_length
     if op is not node and node.args[1] == 1:
         return mean
     divisor = max(count - (1 if args["correction"] is None else args["correction"]), 0)
-    text = f"{squares.text} / {divisor}" if divisor else f"{squares.text} * float('nan')"
+    # ATen divides by zero where the correction leaves no degree of freedom: equal elements yield NaN, others infinity.
+    text = f"{squares.text} / {divisor}" if divisor else f"{squares.text} * float('inf')"
     return self.emit(node, text, dtype, squares.lanes)
+
+
+def _moments_of_row(self: Lowering, node: fx.Node, at: Indices, guards: Guards, dtype: str) -> tuple[Value, Value]:
+    """The mean of a row, and the sum of the squared differences from it."""
+    operand, dims, own = operand_of(node), along_row_dims(node), self.row_guards(node, guards)
+    where = _row_index(self, node, operand, at)
+    block = self.cast(self.value(operand, where, own), dtype)
+    if self.layout.loop is not None and self.layout.loop.lane == "col":
+        first = self.value(operand, tuple(constant(0) if d in dims else index for d, index in enumerate(where)), own)
+        return row_moments(self, node, block, self.cast(first, dtype))
+    mean, centred = centred_row(self, node, block)
+    return mean, reduce(self, node, product(self, node, centred, centred, "squares"), "sum", "squares")
 
 
 def _logsumexp(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:

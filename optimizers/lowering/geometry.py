@@ -59,15 +59,15 @@ NORM_BACKWARD = {aten.native_layer_norm_backward.default, aten._fused_rms_norm_b
 @dataclass(frozen=True)
 class Geometry:
     """The elements that a reduction reads: `outer * rows * cols` of them, and the dimensions of its operand they run over, in
-    the order of memory. `shape` is the operand's; `is_split` says whether what a column adds up lies in several places, with
-    what is kept between them."""
+    the order of memory. `shape` is the operand's. Where what a column adds up lies in several places, with what is kept
+    between them, the last `run` of `row_dims` are those that lie together; else `run` is 0."""
 
     outer_dims: tuple[int, ...]
     row_dims: tuple[int, ...]
     col_dims: tuple[int, ...]
     sizes: tuple[int, int, int]
     shape: tuple[int, ...] = ()
-    is_split: bool = False
+    run: int = 0
 
     def adds_up_like(self, other: Geometry) -> bool:
         """Whether two column reductions add up the same elements, by their places in row-major order."""
@@ -88,6 +88,11 @@ class Geometry:
     @property
     def numel(self) -> int:
         return math.prod(self.sizes)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether what a column adds up lies in several places, with what is kept between them."""
+        return self.run > 0
 
 
 def operand_of(node: fx.Node) -> fx.Node:
@@ -184,9 +189,10 @@ def _summed_columns(node: fx.Node) -> Geometry | None:
     after = max((at for at, d in enumerate(order) if d in dims), default=-1) + 1
     outer, cols = [d for d in order[:after] if d not in dims], order[after:]
     rows = [d for d in memory_order(tensor) if d in reduced_dims(node)]
-    first = next(at for at, d in enumerate(order) if d in dims)
-    is_split = any(tensor.shape[d] > 1 for d in outer if d in order[first:])
-    return replace(_geometry(tuple(tensor.shape), outer, rows, cols), is_split=is_split)
+    places = [at for at, d in enumerate(order) if d in outer and tensor.shape[d] > 1]
+    first = rows.index(next(d for at, d in enumerate(order) if d in dims and at > max(places, default=-1)))
+    is_split = any(tensor.shape[d] > 1 for d in rows[:first])
+    return replace(_geometry(tuple(tensor.shape), outer, rows, cols), run=len(rows) - first if is_split else 0)
 
 
 def norm_columns(norm: fx.Node) -> Geometry:

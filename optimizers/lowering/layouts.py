@@ -7,7 +7,8 @@
     columns a program reads block after block of rows of its columns             kernels that sum down columns
 
 A layout gives the index of every domain dimension in terms of its loop variables. Lanes name the block axes: a value with
-lanes {"col"} has shape [1, COLS] in a two-dimensional layout, one without lanes is a scalar.
+lanes {"col"} has shape [1, COLS] in a two-dimensional layout, one without them is a scalar. A value with the lane "step" is
+another at each step of a program's loop.
 
 Block sizes are a first guess by what memory-bound kernels need: enough bytes in flight per multiprocessor, and few enough
 registers. `Tuning` moves the guess. What a kernel computes does not depend on it, but for the order in which sums are added.
@@ -24,7 +25,7 @@ from tracefuse.optimizers.lowering.geometry import Geometry
 from tracefuse.optimizers.lowering.indexing import Index, constant, unravel, variable
 
 ZERO = constant(0)
-COL, ROW, SCALAR = frozenset({"col"}), frozenset({"row"}), frozenset[str]()
+COL, ROW, STEP, SCALAR = frozenset({"col"}), frozenset({"row"}), frozenset({"step"}), frozenset[str]()
 
 FLAT_BLOCK = 1024
 TILE = 4096

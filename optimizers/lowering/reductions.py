@@ -58,33 +58,37 @@ def place_of(self: Lowering, node: fx.Node, block: Value, best: Value) -> Value:
     return self.emit(node, f"{first.text}.to(tl.int64)", "int64", first.lanes)
 
 
-def exponentials(self: Lowering, node: fx.Node, block: Value) -> tuple[Value, Value]:
+def exponentials(self: Lowering, node: fx.Node, block: Value, is_held: bool = False) -> tuple[Value, Value]:
     """(maximum of the row, sum of `exp(block - maximum)` along the row).
 
-    In a loop both come from one pass over the row: a lane's sum is rescaled whenever its maximum grows.
+    In a loop both come from one pass over the row: a lane's sum is rescaled whenever its maximum grows. With `is_held` an
+    infinite maximum is held to the largest or smallest finite number, so that the sum is NaN only where the row has one.
     Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
     """
+    bounds, dtype = torch.finfo(getattr(torch, block.dtype)), block.dtype
     if self.layout.loop is None or self.layout.loop.lane != "col":
         maximum = reduce(self, node, block, "max", "maximum")
-        power = self.emit(node, f"tl.exp({block.text} - {maximum.text})", block.dtype, block.lanes, "power")
+        if is_held:
+            text = f"tl.minimum(tl.maximum({maximum.text}, {bounds.min!r}), {bounds.max!r})"
+            maximum = self.emit(node, text, dtype, maximum.lanes, "held")
+        power = self.emit(node, f"tl.exp({block.text} - {maximum.text})", dtype, block.lanes, "power")
         return maximum, reduce(self, node, power, "sum", "total")
-    text, key = _whole_block(self, block, _FILL["max"]), ("exponentials", block.text)
+    text, key = _whole_block(self, block, _FILL["max"]), ("exponentials", block.text, is_held)
     if key not in self.seen:
         peaks, sums, peak = (self.fresh(name) for name in ("peaks", "sums", "peak"))
-        shape, dtype = self.layout.block_shape(), block.dtype
-        least = torch.finfo(getattr(torch, dtype)).min
+        shape, larger = self.layout.block_shape(), f"tl.maximum({peaks}, {text})"
         updates = (
-            f"{peak} = tl.maximum({peaks}, {text})",
+            f"{peak} = tl.minimum({larger}, {bounds.max!r})" if is_held else f"{peak} = {larger}",
             f"{sums} = {sums} * tl.exp({peaks} - {peak}) + tl.exp({text} - {peak})",
             f"{peaks} = {peak}",
         )
-        starts = {peaks: f"tl.full({shape}, {least!r}, tl.{dtype})", sums: f"tl.zeros({shape}, tl.{dtype})"}
+        starts = {peaks: f"tl.full({shape}, {bounds.min!r}, tl.{dtype})", sums: f"tl.zeros({shape}, tl.{dtype})"}
         self.accumulators.append(Accumulator(starts, updates, comment_of(node)))
         lanes = block.lanes - {"col"}
         maximum = self.emit(node, f"tl.max({peaks}, axis=0)", dtype, lanes, "maximum")
         total = self.emit(node, f"tl.sum({sums} * tl.exp({peaks} - {maximum.text}), axis=0)", dtype, lanes, "total")
-        self.seen[key], self.seen["total", block.text] = maximum, total
-    return self.seen[key], self.seen["total", block.text]
+        self.seen[key], self.seen["total", block.text, is_held] = maximum, total
+    return self.seen[key], self.seen["total", block.text, is_held]
 
 
 def _whole_block(self: Lowering, block: Value, fill: str) -> str:
@@ -160,8 +164,7 @@ def column_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: str, 
     away = self.emit(node, f"{total.text} / {count}", dtype, lanes, "away")
     square = self.emit(node, f"{_down(self, squares)} - {total.text} * {away.text}", dtype, lanes, "square")
     mean = self.emit(node, f"{shift} + {away.text}", dtype, lanes, "mean")
-    # Rounding may leave less than nothing of equal elements; NaN is to stay.
-    return mean, self.emit(node, f"tl.where({square.text} < 0, 0, {square.text})", dtype, lanes, "squares")
+    return mean, _not_negative(self, node, square)
 
 
 def _accumulate_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: str) -> tuple[str, str, str]:
@@ -186,14 +189,42 @@ def _accumulate_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: 
     return differences, squares, shift_name
 
 
-def logsumexp(self: Lowering, node: fx.Node, block: Value) -> Value:
-    """`log(sum(exp(block)))` along the row, as `m + log(sum(exp(block - m)))` with the row's maximum m.
+def row_moments(self: Lowering, node: fx.Node, block: Value, first: Value) -> tuple[Value, Value]:
+    """(mean, sum of the squared differences from it) of `block` along a row that is read in a loop, whose first element is
+    `first`: in one pass, as `column_moments` takes them. A row that a program holds is centred first."""
+    key = ("row moments", block.text)
+    if key not in self.seen:
+        text, lanes = (
+            _whole_block(self, Value(f"{block.text} - {first.text}", block.dtype, block.lanes), "0"),
+            first.lanes,
+        )
+        difference = self.emit(node, text, block.dtype, block.lanes, "difference").text
+        differences, squared = self.fresh("differences"), self.fresh("squared")
+        starts = dict.fromkeys((differences, squared), f"tl.zeros({self.layout.block_shape()}, tl.{block.dtype})")
+        updates = (f"{differences} += {difference}", f"{squared} += {difference} * {difference}")
+        self.accumulators.append(Accumulator(starts, updates, comment_of(node)))
+        total = self.emit(node, f"tl.sum({differences}, axis=0)", block.dtype, lanes, "total")
+        away = self.emit(node, f"{total.text} / {self.layout.row_length}", block.dtype, lanes, "away")
+        square = self.emit(
+            node, f"tl.sum({squared}, axis=0) - {total.text} * {away.text}", block.dtype, lanes, "square"
+        )
+        self.seen[key] = self.emit(node, f"{first.text} + {away.text}", block.dtype, lanes, "mean")
+        self.seen["squares of", block.text] = _not_negative(self, node, square)
+    return self.seen[key], self.seen["squares of", block.text]
 
-    It is infinite where m is, as in ATen.
+
+def _not_negative(self: Lowering, node: fx.Node, square: Value) -> Value:
+    """Rounding may leave less than nothing of equal elements; NaN is to stay."""
+    return self.emit(node, f"tl.where({square.text} < 0, 0, {square.text})", square.dtype, square.lanes, "squares")
+
+
+def logsumexp(self: Lowering, node: fx.Node, block: Value) -> Value:
+    """`log(sum(exp(block)))` along the row, as `m + log(sum(exp(block - m)))` with the row's maximum m, a finite number.
+
+    So it is what ATen's is: NaN where the row has one, otherwise infinite where its maximum is.
     """
-    maximum, total = exponentials(self, node, block)
-    text = f"tl.where(tl.abs({maximum.text}) == float('inf'), {maximum.text}, tl.log({total.text}) + {maximum.text})"
-    return self.emit(node, text, block.dtype, total.lanes)
+    maximum, total = exponentials(self, node, block, is_held=True)
+    return self.emit(node, f"tl.log({total.text}) + {maximum.text}", block.dtype, total.lanes)
 
 
 def product(self: Lowering, node: fx.Node, a: Value, b: Value, name: str = "product") -> Value:

@@ -99,20 +99,19 @@ class Remat(RematOptions):
             decide(Decision(kernels[0].name, "leave", "a fused kernel cannot be cut: apply remat before fuse"))
             return trace.copy()
         new = forget(trace)
-        before = saved_bytes(new)
-        products = expose_products(new.graph)
+        expose_products(new.graph)
         forward = Forward(new)
         budgeting = Budgeting(new, forward, self)
         choice, decisions = budgeting.meet(self.memory_budget)
         if self.peak_budget is not None:
             lowered, said = budgeting.meet_peak(self.peak_budget, choice, lambda one: self._outcome(trace, one))
-            choice, decisions = lowered, decisions + said
-        decisions += explain(forward, choice, self.peaks)
-        recompute(new, choice.again)
-        restore_products(products)
-        eliminate_dead_code(new.graph)
-        if saved_bytes(new) > before and not choice.pins and self.peak_budget is None:
-            new, decisions = _left(trace, choice)
+            decisions = budgeting.beside_peak(self.memory_budget, choice, lowered, decisions) + said
+            choice = lowered
+        new, is_left = _cut(trace, choice)
+        if is_left:
+            decisions = budgeting.as_it_was(self.memory_budget, saved_bytes(new), decisions) + _left(new, choice)
+        else:
+            decisions += explain(forward, choice, self.peaks)
         for decision in decisions:
             decide(decision)
         if self.between_regions and choice.rate is None:  # which is where no budget decided
@@ -121,19 +120,27 @@ class Remat(RematOptions):
 
     def _outcome(self, trace: Trace, choice: Choice) -> Trace:
         """The program that `choice` comes to, after this pass and those behind it."""
-        new = forget(trace)
-        products = expose_products(new.graph)
-        again = {node.name for node in choice.again}
-        recompute(new, {node for node in new.ops if node.name in again})
-        restore_products(products)
-        eliminate_dead_code(new.graph)
+        new, _ = _cut(trace, choice)
         if self.between_regions and choice.rate is None:
             recompute_between(new, self.producer_input_weight, self.between_chain, lambda _: None)
         return final(new, run_pipeline(new, self.then, on_error="record"))
 
 
-def _left(trace: Trace, choice: Choice) -> tuple[Trace, list[Decision]]:
+def _cut(trace: Trace, choice: Choice) -> tuple[Trace, bool]:
+    """The program whose backward recomputes what `choice` says, and whether it was left as it was: where that saves fewer
+    bytes, and no pin asks for a choice."""
     new = forget(trace)
+    before = saved_bytes(new)
+    products = expose_products(new.graph)
+    again = {node.name for node in choice.again}
+    recompute(new, {node for node in new.ops if node.name in again})
+    restore_products(products)
+    eliminate_dead_code(new.graph)
+    is_left = saved_bytes(new) > before and not choice.pins
+    return (forget(trace) if is_left else new), is_left
+
+
+def _left(new: Trace, choice: Choice) -> list[Decision]:
     kept, before = human_bytes(choice.nbytes), human_bytes(saved_bytes(new))
     reason = f"left as it was: the cheapest cut keeps {kept}, the forward keeps {before} as it is"
-    return new, [Decision(s.name, "save", reason, s.nbytes) for s in saved_values(new)]
+    return [Decision(s.name, "save", reason, s.nbytes) for s in saved_values(new)]

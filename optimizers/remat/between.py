@@ -15,7 +15,7 @@ behind what it reads of other regions of its phase decides where it starts from:
                                       is an input, or is returned
              1                        if it would have to stay in memory for this region; or crosses to it as it is, and
                                       would be written only for such regions
-             2                        else: it would have to be written for this region
+             2                        else: it would have to be written for this region, or is all that its own is there for
 
 What is in memory at all is never recomputed here. So at weight 1 a region changes only if it then reads fewer bytes. At 1/2
 a sum of two values of its own size is a tie, and a tie keeps the value: a residual stream stays as it is. At 0 what is in
@@ -44,8 +44,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.fusible import is_free
-from tracefuse.optimizers.fuse.remaking import is_constant, nbytes_read
+from tracefuse.optimizers.fuse.remaking import nbytes_read
+from tracefuse.optimizers.kernels.fusible import is_constant, is_free
 from tracefuse.optimizers.ops import behind_views, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
@@ -165,7 +165,8 @@ def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
         return math.inf
     size = nbytes_read(node)
     if root not in borders.stored:
-        return size * (1.0 if root in borders.crossing else 2.0)
+        is_there = root in borders.crossing and borders.region_of[root] not in borders.idle
+        return size * (1.0 if is_there else 2.0)
     if root in borders.outside[region]:
         return 0.0
     return size * (weight if borders.lives_to[root] >= borders.runs_at[region] else 1.0)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import form_regions
-from tracefuse.optimizers.fuse.remaking import is_constant, is_copyable
+from tracefuse.optimizers.fuse.remaking import is_copyable
+from tracefuse.optimizers.kernels.fusible import is_constant, refusal
 from tracefuse.optimizers.ops import behind_views, is_view, readers
 from tracefuse.optimizers.trace import phase
 
@@ -22,7 +22,7 @@ class Borders:
     `region_of`: the number of an op's region, in the order of the trace; `memory`: whose memory a value lies in; `reading`:
     for each region that reads others, the values that it reads of them; `crossing`: their memory, each with the regions that
     read it; `chosen`: of that what nothing else reads; `outside`: the memory that each region reads; `copyable`: what a reader
-    can compute itself; `stored`: the values that are in memory whatever is chosen here, with the reason; `runs_at`: the place
+    can compute itself; `idle`: the regions that compute only what others may; `stored`: the values that are in memory whatever is chosen here, with the reason; `runs_at`: the place
     in the trace of a region's last op; `lives_to`: the place up to which a stored value is in memory.
     """
 
@@ -38,6 +38,8 @@ class Borders:
             self._note_operands(node, region)
         self.stored = {n: reason for n in graph.nodes if (reason := self._stored(n))}
         self.chosen = [n for n in self.crossing if self.stored.get(n, _LOOPS) == _LOOPS]
+        kept = {region for node, region in self.region_of.items() if node in self.stored or node not in self.copyable}
+        self.idle = set(self.region_of.values()) - kept
         self.runs_at = {region: self.position[node] for node, region in self.region_of.items()}
         self.lives_to = {n: self._last_read(n) for n in graph.nodes if not is_view(n)}
 

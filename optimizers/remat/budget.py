@@ -193,8 +193,7 @@ class Budgeting:
         decisions = [self._stopped(chosen, asked, limit)] if is_stopped else []
         if asked.nbytes > limit and not is_stopped:
             decisions.append(self._missed(asked, limit))
-        met = f"{self._within(limit)}: {human_bytes(chosen.nbytes)} saved, a static peak of {human_bytes(self.peak(chosen))}"
-        return chosen, decisions or [Decision(NAME, "meet", met)]
+        return chosen, decisions or [self._met(chosen, limit)]
 
     def _without_rise(self, asked: Choice, limit: int) -> Choice:
         """`asked`, or else the choice of the next smaller budget, whose peak is none above those of larger budgets; if there
@@ -207,6 +206,16 @@ class Budgeting:
             if self.peak(choice) <= self.peak(lowest):
                 return choice
         return lowest
+
+    def as_it_was(self, budget: float | None, saved: int, decisions: list[Decision]) -> list[Decision]:
+        """`decisions`, with what is to be said of `budget` where the program is left as it was, with `saved` bytes."""
+        if budget is None:
+            return decisions
+        limit, others = self.limit(budget), [d for d in decisions if d.value != NAME]
+        if saved <= limit:
+            return [Decision(NAME, "meet", f"{self._within(limit)} without it, and so changes nothing"), *others]
+        over = f"{_over(saved, limit)}: no choice that was found saves less than the forward as it is"
+        return [Decision(NAME, "miss", f"{over}; pass memory_budget={saved} or more"), *others]
 
     # --- the peak -----------------------------------------------------------------------------------------------------
 
@@ -225,6 +234,17 @@ class Budgeting:
         peak = human_bytes(made.peak(chosen))
         said = f"the peak budget of {human_bytes(limit)} is met: a static peak of {peak}, {human_bytes(chosen.nbytes)} saved"
         return chosen, [Decision(PEAK, "meet", said)]
+
+    def beside_peak(
+        self, budget: float | None, base: Choice, chosen: Choice, decisions: list[Decision]
+    ) -> list[Decision]:
+        """What is to be said of `budget` where a budget on the peak made `chosen` of `base`, of which `decisions` are."""
+        if budget is None or chosen is base:
+            return decisions
+        limit = self.limit(budget)
+        if chosen.nbytes <= limit:
+            return [self._met(chosen, limit)]
+        return [self._stopped(chosen, self.frontier.within(limit), limit, base)]
 
     def _lowered(self, choices: list[Choice], limit: int, made: Outcomes) -> Choice | None:
         """The first of `choices`, which save less and less, that is within `limit`, or one between it and the one before."""
@@ -250,9 +270,16 @@ class Budgeting:
         kept = f"of {human_bytes(self._full)} kept when nothing is recomputed"
         return f"the budget of {human_bytes(limit)}, {kept}, is met"
 
-    def _stopped(self, chosen: Choice, asked: Choice, limit: int) -> Decision:
-        peaks = f"from {human_bytes(self.peak(chosen))} to {human_bytes(self.peak(asked))}"
-        why = f"{_over(chosen, limit)}, since to save {human_bytes(asked.nbytes)} instead would raise the static peak {peaks}"
+    def _met(self, chosen: Choice, limit: int) -> Decision:
+        # A budget on the peak has its own word on that, with the passes behind this one.
+        peak = "" if self._options.peak_budget is not None else f", a static peak of {human_bytes(self.peak(chosen))}"
+        return Decision(NAME, "meet", f"{self._within(limit)}: {human_bytes(chosen.nbytes)} saved{peak}")
+
+    def _stopped(self, chosen: Choice, asked: Choice, limit: int, lowest: Choice | None = None) -> Decision:
+        """Of `chosen`, which saves no less because `asked` has a higher peak than `lowest` (None: than `chosen` itself)."""
+        peaks = f"from {human_bytes(self.peak(lowest or chosen))} to {human_bytes(self.peak(asked))}"
+        over = _over(chosen.nbytes, limit)
+        why = f"{over}, since to save {human_bytes(asked.nbytes)} instead would raise the static peak {peaks}"
         return Decision(NAME, "stop", f"{why}; stop_at_lowest_peak=False would do so")
 
     def _missed(self, asked: Choice, limit: int) -> Decision:
@@ -260,7 +287,9 @@ class Budgeting:
         names = "; ".join(f"{n.name} ({human_bytes(stored_bytes(n))}) {_holds(asked, n)}" for n in held[:3])
         more = f"; and {len(held) - 3} more" if len(held) > 3 else ""
         remedy = f"pass memory_budget={asked.nbytes} or more, or drop what holds them"
-        return Decision(NAME, "miss", f"{_over(asked, limit)}, as little as there can be: {names}{more}; {remedy}")
+        return Decision(
+            NAME, "miss", f"{_over(asked.nbytes, limit)}, as little as there can be: {names}{more}; {remedy}"
+        )
 
 
 def why_unmet(decisions: Iterable[Decision]) -> list[str]:
@@ -268,9 +297,8 @@ def why_unmet(decisions: Iterable[Decision]) -> list[str]:
     return [f"{d.value}: {d.reason}" for d in decisions if d.value in (NAME, PEAK) and d.action in ("miss", "stop")]
 
 
-def _over(choice: Choice, limit: int) -> str:
-    over = human_bytes(choice.nbytes - limit)
-    return f"{human_bytes(choice.nbytes)} saved, {over} more than the budget of {human_bytes(limit)}"
+def _over(saved: int, limit: int) -> str:
+    return f"{human_bytes(saved)} saved, {human_bytes(saved - limit)} more than the budget of {human_bytes(limit)}"
 
 
 def _holds(choice: Choice, node: fx.Node) -> str:

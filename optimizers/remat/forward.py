@@ -21,13 +21,13 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, touched_nbytes
-from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import agree, loops_of
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.ops import (
+    aten,
     behind_views,
     does_work,
     draws_nothing,
@@ -224,12 +224,16 @@ def _reads_alike(node: fx.Node, other: fx.Node, found: dict[fx.Node, fx.Node]) -
 
 # --- normalizers ------------------------------------------------------------------------------------------------------
 
-NORMALIZERS = frozenset({torch.ops.aten.logsumexp.default})
+
+def is_normalizer(node: fx.Node) -> bool:
+    """Whether the op is a logsumexp, or one that `decompose` masked."""
+    is_masked = node.target is aten.masked_fill.Scalar
+    return (node.args[0] if is_masked else node).target is aten.logsumexp.default  # type: ignore[union-attr]
 
 
 def tied_ops(nodes: Iterable[fx.Node], fused: Collection[fx.Node]) -> dict[fx.Node, tuple[fx.Node, ...]]:
     """For each normalizer among `nodes` the ops, not `fused`, whose results reach it through fused ones only."""
-    found = {node: tuple(_behind(node, fused)) for node in nodes if node.target in NORMALIZERS}
+    found = {node: tuple(_behind(node, fused)) for node in nodes if is_normalizer(node)}
     return {node: ops for node, ops in found.items() if ops}
 
 

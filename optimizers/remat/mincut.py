@@ -81,8 +81,9 @@ def min_cut(edges: Sequence[Edge], count: int, source: int, sink: int) -> frozen
 
 
 def _integers(capacities: np.ndarray, limit: float) -> np.ndarray:
-    """Scaled to whole numbers. Rounding a small capacity down to 0 would make a value free."""
-    scale = _FINITE / limit if limit > 0 else 1.0
+    """Scaled to whole numbers, by a power of 2, so that what weighs the same in sum still does. Rounding a small capacity down
+    to 0 would make a value free."""
+    scale = 2.0 ** math.floor(math.log2(_FINITE / limit)) if limit > 0 else 1.0
     finite = np.where(capacities > limit, 0.0, capacities)
     whole = np.where(finite > 0, np.maximum(1, np.rint(finite * scale)), 0)
     return np.where(capacities > limit, _INFINITE, whole).astype(np.int64)

@@ -130,6 +130,27 @@ def test_halves_are_computed_in_f32(dtype: torch.dtype, smoothing: float) -> Non
     torch.testing.assert_close(loss, eager_loss, rtol=2e-2, atol=0)
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [f64, torch.float32, bf16], ids=str)
+def test_a_row_with_an_infinite_logit_is_as_in_eager(dtype: torch.dtype, smoothing: float, reduction: str) -> None:
+    """The row has no probabilities, whether +inf is its target or another class; without -inf's class it has."""
+    x = logits(dtype).detach()
+    x[0, 3], x[1, targets()[1]], x[2, 4], x[3, 5] = float("inf"), float("inf"), float("inf"), float("-inf")
+    x[4], x[5, 1] = float("-inf"), float("nan")
+    x.requires_grad_()
+    options = {"label_smoothing": smoothing, "reduction": reduction}
+    capture = captured(lambda: _backward(F.cross_entropy(x, targets(), **options).sum()))
+    result = Decompose().run(capture.trace, lambda decision: None)
+    found, wanted = tracefuse.replay(result, capture.example_inputs), capture.replay()
+    assert not COMPOSITES & set(ops(result))
+    assert wanted[1][:2].isnan().all()
+    assert wanted[1][6:].isfinite().all()
+    tolerance = {f64: 1e-9, torch.float32: 1e-5, bf16: 2e-2}[dtype]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
 # --- what it is for ---------------------------------------------------------------------------------------------------
 
 

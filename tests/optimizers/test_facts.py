@@ -13,8 +13,8 @@ from torch import fx
 import tracefuse
 from tracefuse.optimizers.costs.cost import bytes_moved, bytes_read
 from tracefuse.optimizers.facts import devices, once_per_op, once_per_value
-from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import loops_of
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.trace import Trace, call, nbytes, val
 
 aten = torch.ops.aten

@@ -39,7 +39,7 @@ PURE = {
     "optimizers/linear_cross_entropy": {"optimizers", "optimizers/costs"},
     "optimizers/lowering": {"optimizers", "optimizers/formulas"},
     "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/formulas", "optimizers/lowering"},
-    "optimizers/decompose": {"optimizers", "optimizers/formulas", "optimizers/fuse", "optimizers/lowering"},
+    "optimizers/decompose": {"optimizers", "optimizers/formulas", "optimizers/kernels", "optimizers/lowering"},
     "optimizers/fuse": {
         "optimizers",
         "optimizers/costs",

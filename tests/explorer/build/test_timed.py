@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from fake_clock import FakeBench
+from fake_clock import WIDE, FakeBench
 from kernels import HOPPER_GPU, kernel_of_types
 
 import tracefuse
@@ -32,7 +32,7 @@ def hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRACEFUSE_CACHE", str(tmp_path))
     for module in (timed, tuning):
         monkeypatch.setattr(module, "this_gpu", lambda: HOPPER_GPU)
-        monkeypatch.setattr(module, "build_all", lambda asked, report: {})
+        monkeypatch.setattr(module, "build_all", lambda asked, report=None: {})
     tuning._key.cache_clear()
     return tmp_path
 
@@ -59,11 +59,39 @@ def test_the_largest_come_first_and_a_budget_leaves_the_others_for_the_next_time
     assert len(judge([small, large], budget_s=5, bench=FakeBench({}))) == 2
 
 
+def test_a_budget_is_of_compiling_too(hopper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processors, a compilation of 30 s: of five kernels two are compiled, and time is left for no other two."""
+    bench, compiled = FakeBench({}), []
+
+    def build_all(asked: list[Any]) -> dict[Any, str]:
+        compiled.extend(kernel.key for kernel, _ in asked)
+        bench.clock.now_ms += 30_000  # type: ignore[attr-defined]
+        return {}
+
+    monkeypatch.setattr(timed, "build_all", build_all)
+    monkeypatch.setattr(timed.os, "cpu_count", lambda: 2)
+    kernels = [gelu(rows) for rows in (8192, 4096, 2048, 1024, 512)]
+    found = judge(kernels, budget_s=85, bench=bench)
+    assert [one.key for one in found] == compiled == [kernel.key for kernel in kernels[:2]]
+    assert bench.now_s() <= 85
+    assert judge(kernels, budget_s=0, bench=bench) == found
+
+
+def test_times_of_other_block_sizes_are_none_of_its(hopper: Path) -> None:
+    kernel = gelu()
+    (guessed,) = judge([kernel], bench=FakeBench({}))
+    tunings = {kernel.name: WIDE}
+    (tuned,) = judge([kernel], tunings, bench=FakeBench({WIDE: 7.0}))
+    assert (guessed.ours_us, tuned.ours_us) == (1000.0, 7000.0)
+    assert judge([kernel], tunings, bench=FakeBench({WIDE: 9.0})) == (tuned,)
+    assert judge([kernel], bench=FakeBench({}, torch.OutOfMemoryError("no memory"))) == ()
+
+
 def test_what_cannot_be_compared_has_no_times(hopper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = gelu()
     assert judge([kernel], bench=FakeBench({}, torch.OutOfMemoryError("no memory"))) == ()
     assert judge([kernel], bench=FakeBench({}, aten_ms={kernel.name: None})) == ()
-    monkeypatch.setattr(timed, "build_all", lambda asked, report: dict.fromkeys(asked, "refused"))
+    monkeypatch.setattr(timed, "build_all", lambda asked: dict.fromkeys(asked, "refused"))
     assert judge([kernel], bench=FakeBench({})) == timed_kernels() == ()
 
 
@@ -88,7 +116,8 @@ def test_the_table_keeps_the_last_ones_and_one_for_each_kernel(hopper: Path, mon
 
 
 @pytest.mark.parametrize(
-    "damage", [{}, [["k", 1.0]], [["k", 0.0, 1.0, "a"]], [["k", "1", 1.0, "a"]], [[1, 1.0, 1.0, "a"]]]
+    "damage",
+    [{}, [["k", 1.0]], *([[*wrong, "a", 0, 0]] for wrong in (["k", 0.0, 1.0], ["k", "1", 1.0], [1, 1.0, 1.0]))],
 )
 def test_what_is_no_table_is_none(damage: Any, hopper: Path) -> None:
     cache.write_json(timed._name(), damage)
@@ -122,6 +151,20 @@ def test_a_variant_loses_its_kernel_when_that_is_found_to_lose(hopper: Path, mon
     assert variant.judge().kernels == (other,)
     assert capture.optimize().kernels == (other,)
     assert capture.variant(Config.of(cat=False)).kernels == beside.kernels == (other,)
+
+
+def test_a_capture_forgets_times_of_other_block_sizes(hopper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that lost with other blocks, and now has no times, is decided by the model again."""
+    capture = tracefuse.capture(lambda x: x * 2 + 1, torch.randn(8, 8))
+    variant = capture.optimize()
+    (kernel,) = variant.kernels
+    won, lost = TimedKernel(kernel.key, 2.0, 3.0, "a GPU"), TimedKernel("another", 3.0, 2.0, "a GPU")
+    monkeypatch.setattr(type(variant), "runs_triton", True)
+    monkeypatch.setattr(timed, "judge", lambda *given: (won,))
+    capture.know([lost], ["another"])
+    assert set(variant.judge().capture.timed) == {won, lost}
+    monkeypatch.setattr(timed, "judge", lambda *given: ())
+    assert variant.judge().capture.timed == (lost,)
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

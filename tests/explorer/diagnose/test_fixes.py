@@ -245,7 +245,7 @@ def test_on_a_gpu_an_input_in_pinned_memory_is_moved_faster() -> None:
     x, w = torch.randn(1 << 24), torch.randn(1 << 24, device="cuda", requires_grad=True)
     c = tracefuse.capture(lambda: (x.cuda() * w).sum().backward())
     variant = c.variant(Config.off())
-    there, pinned = finding("moved-each-step", variant.findings()).trials
+    there, pinned = finding("pageable-copy", variant.findings()).trials
     assert variant.try_fix(pinned, budget_s=4).verdict == "faster"
     assert variant.try_fix(there, budget_s=2).difference.results == 0
     mended = c.with_fix(pinned)

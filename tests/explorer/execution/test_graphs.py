@@ -93,7 +93,7 @@ def test_shapes_that_depend_on_numbers_are_refused(run: Callable[[Tensor], Tenso
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
-MUTATING = {"conv_batchnorm"}
+MUTATING = {"conv_batchnorm", "residual_block"}
 
 
 @gpu

@@ -132,3 +132,15 @@ def test_a_step_that_exchanges_nothing_is_refused_with_the_remedy() -> None:
 def test_the_command_says_what_it_lacks(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["overlap", "none.tfz", *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_help_of_the_command_names_its_file_and_the_unit_of_each_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["overlap", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "session file (.tfz)" in said
+    assert "Chrome trace" not in said
+    assert "MIB mebibytes" in said
+    assert "N gathers before" in said
+    assert "Gb/s a GPU" in said
+    assert "Times are printed in" in said

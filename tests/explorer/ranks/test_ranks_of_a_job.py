@@ -94,6 +94,33 @@ def test_what_ranks_did_adds_up_to_their_windows(tmp_path: Path) -> None:
     assert ranks.time_of(3)["waited for"] > 4 * ranks.time_of(0)["waited for"] + 10_000_000
 
 
+def test_what_modules_computed_adds_up_to_what_the_rank_did(tmp_path: Path) -> None:
+    _, ranks = loaded(tmp_path, cause="kernel", late_rank=1, seed=5)
+    for number in ranks.ranks:
+        assert sum(row[number] for row in ranks.heat().values()) == ranks.time_of(number)["computing"]
+    said = [re.split(r" {2,}", line) for line in str(ranks).splitlines()]
+    computing = [row[3].partition(" (")[0] for row in said if len(row) == 8 and row[0].isdigit()]
+    assert len(computing) == 4
+    assert ["computing", *computing] in said
+
+
+def test_without_a_gpu_no_moment_of_two_threads_counts_twice(tmp_path: Path) -> None:
+    """As where a backward runs beside the forward's thread: each operator a second time, 4 us later, on another thread."""
+    MadeRanks(ranks=2, steps=2, seed=5).write(tmp_path)
+    file = tmp_path / "rank0.json"
+    record = json.loads(file.read_text())
+    hosts = [e for e in record["traceEvents"] if e.get("cat") in ("cpu_op", "python_function", "user_annotation")]
+    hosts = [e for e in hosts if "nccl" not in e["name"]]
+    beside = [{**e, "tid": e["tid"] + 1, "ts": e["ts"] + 4.0} for e in hosts if e["cat"] == "cpu_op"]
+    record["traceEvents"] = [e for e in record["traceEvents"] if e["ph"] == "M"] + hosts + beside
+    file.write_text(json.dumps(record))
+    rank = rank_in(file, 0)
+    assert len(rank.operators) > 1
+    both = sum(sum(spans.ends) - sum(spans.starts) for spans in rank.operators)
+    assert 0 < rank.computing_ns < 0.8 * both
+    assert sum(rank.by_module.values()) == rank.computing_ns
+
+
 # --- why --------------------------------------------------------------------------------------------------------------
 
 

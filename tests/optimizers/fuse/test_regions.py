@@ -16,8 +16,8 @@ from traces import ops, tried
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.fuse.regions import form_regions
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.trace import phase

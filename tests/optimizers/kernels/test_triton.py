@@ -46,10 +46,11 @@ FILES = {
         "optimizers/lowering/test_activations.py",
         "optimizers/lowering/test_windows.py",
         "optimizers/fuse/test_norms.py",
+        "optimizers/fuse/test_convolutions.py",
     ),
 }
 """By process, so that none takes long."""
-LEAST = {"kernels": len(POINTWISE) + len(SHAPED), "formulas": 180}
+LEAST = {"kernels": len(POINTWISE) + len(SHAPED), "formulas": 230}
 """Tests that pass there."""
 
 
@@ -134,6 +135,35 @@ def test_nan_goes_where_aten_lets_it_go() -> None:
     y = torch.tensor([1.0, float("nan"), float("nan"), float("-inf")])
     check_kernel(*kernel_of(lambda x, y: (x.relu(), torch.maximum(x, y), x.clamp(0, 1), torch.isnan(x + y)), x, y))
     check_kernel(*kernel_of(lambda x, y: ((x * 1).amax(-1), (y * 1).amin(-1)), x.view(2, 2), y.view(2, 2)))
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [f32, f64, bf16], ids=["f32", "f64", "bf16"])
+@pytest.mark.parametrize("width", [4, 70_000], ids=["held", "in a loop"])
+def test_statistics_of_rows_that_are_not_finite(width: int, dtype: torch.dtype) -> None:
+    """NaN beside an infinity, infinities of one sign and of both."""
+    rows = [[NAN, INF, 1, 2], [INF, 1, NAN, 2], [NAN, -INF, -INF, -INF], [-INF] * 4, [INF] * 4, [INF, -INF, 0, 1]]
+    x = torch.full((7, width), -INF)
+    x[:6, :4] = torch.tensor(rows)
+    x[6] = 1.0
+    x = x.to(dtype)
+    check_kernel(*kernel_of(lambda x: (x * 1).logsumexp(-1), x))
+    check_kernel(*kernel_of(lambda x: (x * 1).softmax(-1), x))
+    check_kernel(*kernel_of(lambda x: (x * 1).log_softmax(-1), x))
+
+
+@interpreted
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("correction", [3, 4, 5])
+def test_a_variance_without_degrees_of_freedom(correction: int, dim: int) -> None:
+    """ATen divides by zero: equal elements yield NaN, others infinity."""
+    x = rand(4, 4)
+    x[:, 1], x[1] = 2.0, 2.0
+    check_kernel(*kernel_of(lambda x: torch.var_mean(x * 1, dim, correction=correction, keepdim=True), x))
+    check_kernel(*kernel_of(lambda x: torch.var(x * 1, dim, correction=correction), x))
 
 
 @interpreted

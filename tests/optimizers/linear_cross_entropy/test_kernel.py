@@ -80,9 +80,10 @@ def check_chunk(how, logits: Tensor, targets: Tensor, block: int, is_wanted: boo
     wanted_losses, wanted_gradient = expected(logits, targets, 0.25)
     before = logits.clone()
     how(logits, targets, torch.tensor(0.25, dtype=wide), losses, is_wanted, block)
-    torch.testing.assert_close(losses.double(), wanted_losses, rtol=EPS[wide], atol=EPS[wide] * 10)
+    torch.testing.assert_close(losses.double(), wanted_losses, rtol=EPS[wide], atol=EPS[wide] * 10, equal_nan=True)
     gradient = wanted_gradient if is_wanted else before.double()
-    torch.testing.assert_close(logits.double(), gradient, rtol=EPS[logits.dtype], atol=EPS[logits.dtype] * 1e-2)
+    tolerance = EPS[logits.dtype]
+    torch.testing.assert_close(logits.double(), gradient, rtol=tolerance, atol=tolerance * 1e-2, equal_nan=True)
     assert logits._base is not None
     assert logits._base[-1].isnan().all(), "wrote beyond the rows"
 
@@ -106,6 +107,16 @@ def test_large_logits_and_words_that_cannot_be(how) -> None:  # type: ignore[no-
     logits[0, targets[0] - 1] = float("-inf")
     logits[1, :16] = float("-inf")
     targets[1] = 20
+    check_chunk(how, logits, targets, 16)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_row_that_is_not_finite_is_as_in_eager(how) -> None:  # type: ignore[no-untyped-def]
+    infinity = float("inf")
+    logits, targets = chunk(7, 61, f32)
+    targets.clamp_(min=0)
+    logits[0, targets[0] - 1], logits[1, targets[1]], logits[2] = infinity, infinity, -infinity
+    logits[3, 0], logits[4, 0], logits[4, 1] = float("nan"), float("nan"), infinity
     check_chunk(how, logits, targets, 16)
 
 

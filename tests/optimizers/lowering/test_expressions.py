@@ -16,7 +16,7 @@ import torch
 from kernels import check_kernel, kernel_of, run_poisoned, triton_ir
 from torch import Tensor
 
-from tracefuse.optimizers.fuse.fusible import refusal
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.expressions import POINTWISE
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import tracefuse
 from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.fuse.fusible import refusal
 from tracefuse.optimizers.kernels.functions import lower
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.gathers import index_bound

@@ -18,8 +18,10 @@ GPU_CASES = [(name, options) for name, _, options in CASES] + CAPTURABLE
 
 def has_fused_adagrad() -> bool:
     """Torch 2.11 has it for CPUs only."""
+    weight = torch.nn.Parameter(torch.zeros(1, device="cuda"))
+    weight.grad = torch.zeros_like(weight)
     try:
-        torch.optim.Adagrad([torch.nn.Parameter(torch.zeros(1, device="cuda"))], fused=True)
+        torch.optim.Adagrad([weight], fused=True).step()
     except RuntimeError:
         return False
     return True

@@ -17,6 +17,7 @@ from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.liveness import lifetimes, live_bytes, peak_bytes, saved_bytes
 from tracefuse.optimizers.passes import final, run_pipeline
 from tracefuse.optimizers.remat import Remat
+from tracefuse.optimizers.trace import human_bytes
 
 
 @functools.cache
@@ -56,6 +57,28 @@ def test_a_budget_that_is_kept_anyway_changes_nothing() -> None:
     assert variant.trace.code == free.trace.code
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_a_generous_budget_changes_no_program(name: str, weight: float) -> None:
+    """Not one that is left as it was either, since its cheapest cut would save more."""
+    trace = program(name).trace
+    free, bound = [], []
+    without = Remat(producer_input_weight=weight).run(trace, free.append)
+    generous = Remat(producer_input_weight=weight, peak_budget=10**15).run(trace, bound.append)
+    assert generous.code == without.code
+    assert [d for d in bound if d.value != "peak_budget"] == free
+
+
+def test_a_program_that_is_left_as_it_was_says_so_of_its_budgets() -> None:
+    trace = program("residual_chain").trace
+    decisions = []
+    after = Remat(memory_budget=10**12, peak_budget=10**15).run(trace, decisions.append)
+    assert any("left as it was" in d.reason for d in decisions)
+    said = {d.value: (d.action, d.reason) for d in decisions if d.value.endswith("budget")}
+    assert {value: action for value, (action, _) in said.items()} == {"memory_budget": "meet", "peak_budget": "meet"}
+    assert saved_bytes(after) == saved_bytes(trace)
+
+
 def test_what_cannot_be_met_says_the_least_peak_and_that_one_can() -> None:
     variant = gpt().optimize(peak_budget=1000)
     reason = said(variant)["miss"]
@@ -82,6 +105,23 @@ def test_both_budgets_hold_together() -> None:
     variant = gpt().optimize(memory_budget=saved, peak_budget=peak)
     assert peak_bytes(variant.trace) <= peak
     assert saved_bytes(variant.trace) <= saved
+
+
+@pytest.mark.parametrize("share", [0.9, 0.3, 0.0])
+@pytest.mark.parametrize("peak", [1.0, 0.7, 0.1])
+def test_what_is_said_of_two_budgets_is_of_the_program_that_both_make(share: float, peak: float) -> None:
+    bound = int(peak * peak_bytes(gpt().optimize().trace))
+    variant = gpt().optimize(memory_budget=share, peak_budget=bound)
+    (remat,) = (one for one in variant.passes if one.name == "remat")
+    said = {d.value: d for d in remat.decisions if d.value in ("memory_budget", "peak_budget")}
+    assert len(said) == 2
+    saved = saved_bytes(remat.after)
+    limit = int(share * saved_bytes(remat.before))
+    memory = said["memory_budget"]
+    assert (memory.action == "meet") == (saved <= limit)
+    assert f"{human_bytes(saved)} saved" in memory.reason or "changes nothing" in memory.reason
+    assert "a static peak of" not in memory.reason
+    assert (said["peak_budget"].action == "meet") == (peak_bytes(variant.trace) <= bound)
 
 
 def test_it_reckons_with_the_passes_behind_it() -> None:

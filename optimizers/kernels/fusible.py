@@ -1,7 +1,7 @@
 """Fusible ops may share a generated kernel; for every other op there is a reason why it may not.
 
-`refusal(node)` looks at one op alone. What its neighbours rule out is found when regions form (`regions`) and when the
-kernel's text is written (`triton`).
+`refusal(node)` looks at one op alone. What its neighbours rule out is found when regions form (`fuse.regions`) and when the
+kernel's text is written (`functions`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import once_per_op
 from tracefuse.optimizers.formulas.windows import NEAREST, WINDOW_OPS, window_refusal
-from tracefuse.optimizers.fuse.remaking import is_constant, is_remade
-from tracefuse.optimizers.lowering.composites import COMPOSITES, REDUCTIONS
+from tracefuse.optimizers.lowering.composites import COMPOSITES, CONSTANTS, REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
 from tracefuse.optimizers.lowering.gathers import gather_refusal
 from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
@@ -62,6 +60,16 @@ def refusal(node: fx.Node) -> str | None:
     if is_mask(node):
         return "every kernel that reads it computes it again from its state"
     return _op_refusal(node)
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether the op yields numbers that are known without its operands: cheap enough to be made again in every kernel."""
+    return node.op == "call_function" and node.target in CONSTANTS
+
+
+def is_remade(node: fx.Node) -> bool:
+    """Whether every kernel that reads the value computes it itself: a constant, or the mask of a dropout."""
+    return is_constant(node) or is_mask(node)
 
 
 def is_free(node: fx.Node) -> bool:
@@ -158,9 +166,10 @@ def _row_refusal(node: fx.Node) -> str | None:
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None
 
 
-def has_fusible_neighbour(result: fx.Node, operand: Any) -> bool:
-    """Whether an op of the same phase that reads `result`, or computes `operand`, could share the kernel between them."""
-    near = [*_through_views(result.users, lambda n: n.users), *_through_views([operand], lambda n: n.all_input_nodes)]
+def has_fusible_neighbour(result: fx.Node, *operands: fx.Node) -> bool:
+    """Whether an op of the same phase that reads `result`, or computes one of `operands`, could share the kernel of what is
+    between them."""
+    near = [*_through_views(result.users, lambda n: n.users), *_through_views(operands, lambda n: n.all_input_nodes)]
     return any(refusal(n) is None and phase(n) == phase(result) for n in near)
 
 

@@ -1,0 +1,81 @@
+"""A convolution's bias, and the bias's gradient, as ops of their own, which the kernels beside the convolution hold.
+
+    y = convolution(x, w, b)                               y = convolution(x, w) + b
+    dx, dw, db = convolution_backward(g, ..., [1, 1, 1])   dx, dw, _ = convolution_backward(g, ..., [1, 1, 0])
+                                                           db = sum of g over images and places
+
+cuDNN's convolution has no bias: ATen adds it in a second kernel, which reads and writes the whole image, and adds up g in
+another, which reads it. A kernel that reads y anyway, as of a norm's statistics or an activation, adds the bias on the way,
+and the kernel that computes g adds it up while it is there. Where no such kernel stands beside it, the convolution stays.
+
+Source: `aten/src/ATen/native/cudnn/ConvShared.cpp` (`cudnn_convolution` and what ATen does with its result).
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from tracefuse.optimizers.decompose.writing import channelwise, take_name
+from tracefuse.optimizers.fuse.fusible import has_fusible_neighbour
+from tracefuse.optimizers.ops import arguments, aten, is_getitem, set_argument
+from tracefuse.optimizers.rewrite import replace_under_name, replace_value
+from tracefuse.optimizers.trace import call, val
+
+FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
+
+CONVOLUTIONS = {
+    FORWARD: "a convolution without bias, and an addition",
+    BACKWARD: "its gradients of input and weight, and a sum for the bias",
+}
+BIAS = 2
+"""The place of the bias's gradient among the results of a backward."""
+
+
+def has_bias(node: fx.Node) -> bool:
+    """Whether the op is a convolution with a bias, or a backward that computes a bias's gradient."""
+    if node.target is FORWARD:
+        return isinstance(arguments(node)["bias"], fx.Node)
+    return node.target is BACKWARD and _gradient_of_bias(node) is not None
+
+
+def rewrite_bias(node: fx.Node) -> str | None:
+    """Replace such an op. Returns None when done, else the reason why it stays."""
+    return _rewrite_forward(node) if node.target is FORWARD else _rewrite_backward(node)
+
+
+def _rewrite_forward(node: fx.Node) -> str | None:
+    if not has_fusible_neighbour(node):
+        return "no kernel reads its result: ATen adds the bias as fast"
+    bias = arguments(node)["bias"]
+
+    def build() -> fx.Node:
+        plain = node.graph.create_node("call_function", node.target, node.args, node.kwargs, name=f"{node.name}_plain")
+        plain.meta = dict(node.meta)
+        set_argument(plain, "bias", None)
+        return call(node, aten.add.Tensor, plain, channelwise(node, bias, plain))
+
+    return replace_under_name(node, build)
+
+
+def _rewrite_backward(node: fx.Node) -> str | None:
+    args, old = arguments(node), _gradient_of_bias(node)
+    assert old is not None
+    g = args["grad_output"]
+    if not has_fusible_neighbour(old, g):
+        return "no kernel computes the gradient that it reads: ATen adds it up as fast"
+    with node.graph.inserting_before(node):
+        total = call(node, aten.sum.dim_IntList, g, [dim for dim in range(val(g).dim()) if dim != 1])
+    if reason := replace_value(old, total):
+        return reason
+    take_name(total, old)
+    mask = [*args["output_mask"][:BIAS], False]
+    if any(mask):
+        set_argument(node, "output_mask", mask)
+        node.meta["val"] = (*val(node)[:BIAS], None)
+    return None
+
+
+def _gradient_of_bias(node: fx.Node) -> fx.Node | None:
+    """The value that takes the bias's gradient out of a backward's results, if it is read."""
+    parts = [user for user in node.users if is_getitem(user) and user.args[1] == BIAS and user.users]
+    return parts[0] if len(parts) == 1 and arguments(node)["output_mask"][BIAS] else None

@@ -1,0 +1,106 @@
+"""What stands beside a convolution: its bias and the bias's gradient in the kernels there, and pools that keep no operand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from interpreter import INTERPRETED, interpreted
+from kernels import check_trace
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.trace import phase
+
+counted = pytest.mark.skipif(INTERPRETED, reason="counts, and computes nothing")
+Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
+
+HEADS: dict[str, Case] = {
+    "1d": (lambda: nn.Conv1d(3, 5, 3), (4, 3, 19)),
+    "2d": (lambda: nn.Conv2d(3, 5, 3, padding=1), (4, 3, 9, 8)),
+    "3d": (lambda: nn.Conv3d(2, 3, 2), (2, 2, 5, 6, 4)),
+    "transposed": (lambda: nn.ConvTranspose2d(3, 5, 3, stride=2), (2, 3, 5, 6)),
+    "of groups": (lambda: nn.Conv2d(4, 8, 3, groups=4), (3, 4, 7, 9)),
+    "without a batch": (lambda: nn.Conv2d(3, 5, 3), (3, 9, 8)),
+    "frozen": (lambda: nn.Conv2d(3, 5, 3).requires_grad_(False), (4, 3, 9, 8)),
+}
+BEHIND: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": lambda x: F.relu(x, inplace=True),
+    "norm": lambda x: F.silu(F.group_norm(x, 1)),
+    "head and tail": lambda x: x.tanh() + x.sum(),
+}
+
+
+def _stepped(head: nn.Module, behind: Callable[[Tensor], Tensor], x: Tensor) -> tracefuse.Capture:
+    def step() -> Tensor:
+        loss = behind(head(x)).square().mean()
+        loss.backward()
+        return loss
+
+    return tracefuse.capture(step)
+
+
+@interpreted
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("remat", [1.0, 0.0])
+def test_a_training_step_has_eager_numbers(head: str, behind: str, remat: float) -> None:
+    torch.manual_seed(0)
+    make, shape = HEADS[head]
+    capture = _stepped(make().double(), BEHIND[behind], torch.randn(shape, dtype=torch.float64, requires_grad=True))
+    variant = capture.optimize(remat=remat).check()
+    plain = [n for n in variant.trace.ops if n.target is aten.convolution.default]
+    assert all(arguments(n)["bias"] is None for n in plain)
+    check_trace(variant.trace, capture, 1e-9)
+
+
+@interpreted
+@pytest.mark.parametrize("is_last", [False, True], ids=["channels first", "channels last"])
+def test_a_pool_behind_a_convolution_has_eager_numbers(is_last: bool) -> None:
+    torch.manual_seed(0)
+    form = torch.channels_last if is_last else torch.contiguous_format
+    for pool in (nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 2), nn.AdaptiveAvgPool2d(2), nn.AdaptiveMaxPool2d(2)):
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), pool).double().to(memory_format=form)
+        x = torch.randn(2, 3, 10, 12, dtype=torch.float64).to(memory_format=form).requires_grad_()
+        capture = _stepped(model, lambda y: y * 2, x)
+        check_trace(capture.optimize().check().trace, capture, 1e-9)
+
+
+@counted
+def test_no_kernel_only_adds_a_bias_or_only_sums_its_gradient() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.SiLU(), nn.Conv2d(64, 64, 3), nn.SiLU(), nn.Conv2d(64, 64, 3))
+    capture = _stepped(model, lambda y: y, torch.randn(2, 3, 40, 40, requires_grad=True))
+    kernels = [n.target for n in capture.optimize(remat=1.0).trace.ops if isinstance(n.target, Kernel)]
+    # Of the forward: bias and SiLU twice, bias and loss. Of the backward: the loss's or SiLU's gradient and the bias's.
+    assert len(kernels) == 6
+    backward = [n for n in capture.optimize(remat=1.0).trace.ops if n.target is aten.convolution_backward.default]
+    assert [arguments(n)["output_mask"][2] for n in backward] == [False] * 3
+
+
+@counted
+def test_a_convolution_that_no_kernel_reads_keeps_its_bias() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
+    variant = _stepped(model, lambda y: y, torch.randn(2, 3, 16, 16)).optimize()
+    first, second = [n for n in variant.trace.ops if n.target is aten.convolution.default]
+    assert arguments(first)["bias"] is not None
+    assert arguments(second)["bias"] is None
+    record = next(one for one in variant.passes if one.name == "decompose")
+    assert {d.reason for d in record.decisions if d.action == "leave"} == {
+        "no kernel reads its result: ATen adds the bias as fast",
+        "no kernel computes the gradient that it reads: ATen adds it up as fast",
+    }
+
+
+@counted
+def test_a_pool_keeps_its_places_and_not_what_it_read() -> None:
+    """Autograd saves both, for the shape of what it read."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3))
+    capture = _stepped(model, lambda y: y, torch.randn(2, 3, 18, 18))
+    variant = capture.optimize(remat=1.0)
+    kept = {n for n in variant.trace.ops if phase(n) == "forward" and any(phase(u) == "backward" for u in n.users)}
+    assert (2, 8, 16, 16) not in {tuple(n.meta["val"].shape) for n in kept if isinstance(n.meta["val"], Tensor)}
