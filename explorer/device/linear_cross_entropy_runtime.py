@@ -5,9 +5,14 @@ its programs reads a row twice, once for its maximum and the sum of its exponent
 float64), once to write the gradient over it. Two more matmuls make of that what is wanted. So no more logits are alive than
 those of a chunk. On a CPU torch's own ops do what the kernel does.
 
-Of a row x with the target t, scaled by s (the loss's scale, divided by the number of rows that count if it is a mean):
+Of a row of C logits x with the target t, scaled by s (the loss's scale, divided by the number of rows that count if it is a
+mean), its labels smoothed by e:
 
-    loss = log(sum(exp(x))) - x[t]                 gradient = s * (exp(x - log(sum(exp(x)))) - (column == t))
+    loss     = log(sum(exp(x))) - (1 - e) * x[t] - e / C * sum(x)
+    gradient = s * (exp(x - log(sum(exp(x)))) - (1 - e) * (column == t) - e / C)
+
+A soft cap or a scale makes x of the matmul's results, `outer * activation(inner * logit + shift)`; both readings of a row do
+it, and the gradient is multiplied by its slope.
 
 A row whose target is `ignore_index` has neither. A target that is no class makes the row's loss and gradient NaN.
 Source of the idea: "Cut Your Losses in Large-Vocabulary Language Models", Wijmans et al., 2024; Liger-Kernel computes the
@@ -26,11 +31,14 @@ MOST_COLUMNS = 8192
 
 @torch.no_grad()
 def linear_cross_entropy(
-    input, weight, bias, target, scale, *, ignore_index, mean, dtype, rows, input_wanted, weight_wanted, bias_wanted
-):
-    """The loss of `input @ weight.t() + bias`, the gradients that are wanted of input, weight and bias, and the memory that
-    the chunks and the sums over them took. `weight` is [classes, width]; what is not wanted is empty."""
+    input, weight, bias, target, scale, *, ignore_index, mean, dtype, rows, input_wanted, weight_wanted, bias_wanted,
+    smoothing=0.0, activation="", inner=1.0, shift=0.0, outer=1.0
+):  # fmt: skip
+    """The loss of the logits `outer * activation(inner * (input @ weight.t() + bias) + shift)`, the gradients that are wanted
+    of input, weight and bias, and the memory that the chunks and the sums over them took. `weight` is [classes, width]; what
+    is not wanted is empty."""
     has_gradient = input_wanted or weight_wanted or bias_wanted
+    row_map = (smoothing, activation, inner, shift, outer)
     count, classes, rows = input.shape[0], weight.shape[0], min(rows, input.shape[0])
     padded = -(-classes // 16) * 16  # rows that matmuls and the kernel load 16 bytes at a time
     wide = torch.promote_types(input.dtype, torch.float32)
@@ -51,7 +59,7 @@ def linear_cross_entropy(
             torch.mm(some, weight.t(), out=logits)
         else:
             torch.addmm(bias, some, weight.t(), out=logits)
-        softmax_gradient(logits, target[start:end], factor, losses[start:end], ignore_index, has_gradient)
+        softmax_gradient(logits, target[start:end], factor, losses[start:end], ignore_index, has_gradient, *row_map)
         if input_wanted:
             torch.mm(logits, weight, out=grad_input[start:end])
         if weight_wanted:
@@ -87,37 +95,92 @@ def add_product(total, sums, left, right, is_first):
         total.addmm_(left, right)
 
 
-def softmax_gradient(logits, target, factor, losses, ignore_index, is_wanted):
+def softmax_gradient(
+    logits,
+    target,
+    factor,
+    losses,
+    ignore_index,
+    is_wanted,
+    smoothing=0.0,
+    activation="",
+    inner=1.0,
+    shift=0.0,
+    outer=1.0,
+):
     """Write each row's loss, and over the logits their gradient times `factor`, if that `is_wanted`."""
     classes = logits.shape[1]
+    row_map = (smoothing, activation, inner, shift, outer)
     if not logits.is_cuda:
-        return softmax_gradient_by_torch(logits, target, factor, losses, ignore_index, is_wanted)
+        return softmax_gradient_by_torch(logits, target, factor, losses, ignore_index, is_wanted, *row_map)
     block = min(MOST_COLUMNS, triton.next_power_of_2(classes))
     warps = max(4, min(16, block // 512))
     with torch.cuda.device(logits.device):
         softmax_gradient_kernel[(logits.shape[0],)](
             logits, target, factor, losses, logits.stride(0), classes, ignore_index, target.stride(0),
-            IS_WANTED=is_wanted, BLOCK=block, num_warps=warps,
+            is_wanted, block, *row_map, num_warps=warps,
         )  # fmt: skip
 
 
-def softmax_gradient_by_torch(logits, target, factor, losses, ignore_index, is_wanted):
+def softmax_gradient_by_torch(
+    logits,
+    target,
+    factor,
+    losses,
+    ignore_index,
+    is_wanted,
+    smoothing=0.0,
+    activation="",
+    inner=1.0,
+    shift=0.0,
+    outer=1.0,
+):
     """What the kernel does, with torch's own ops; it raises where a target is no class."""
     wide = logits.to(losses.dtype)
+    if (activation, inner) != ("", 1.0):
+        wide = wide * inner + shift
+        wide = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}.get(activation, torch.clone)(wide)
+    slope = {"tanh": 1 - wide * wide, "sigmoid": wide * (1 - wide)}.get(activation)
+    wide = wide * outer if activation else wide
     is_valid = target != ignore_index
     column = torch.where(is_valid, target, 0)[:, None]
     lse = wide.logsumexp(1, keepdim=True)
     lse = lse.masked_fill_(lse == float("inf"), float("nan"))  # a row with +inf has no probabilities
-    losses.copy_(torch.where(is_valid, (lse - wide.gather(1, column))[:, 0], 0))
+    row_losses = lse - (1 - smoothing) * wide.gather(1, column)
+    if smoothing:
+        row_losses -= smoothing * wide.mean(1, keepdim=True)
+    losses.copy_(torch.where(is_valid, row_losses[:, 0], 0))
     if is_wanted:
-        gradient = (wide - lse).exp_().scatter_add_(1, column, torch.full_like(lse, -1))
-        logits.copy_(torch.where(is_valid[:, None], gradient.mul_(factor), 0))
+        gradient = (wide - lse).exp_().scatter_add_(1, column, torch.full_like(lse, smoothing - 1))
+        gradient -= smoothing / logits.shape[1]
+        gradient *= factor * inner * outer
+        gradient = gradient if slope is None else gradient.mul_(slope)
+        logits.copy_(torch.where(is_valid[:, None], gradient, 0))
+
+
+@triton.jit
+def mapped(x, ACTIVATION: tl.constexpr, INNER: tl.constexpr, SHIFT: tl.constexpr, OUTER: tl.constexpr):
+    """What a soft cap or a scale makes of logits, and its slope without the factors."""
+    slope = 1.0
+    if INNER != 1.0 or SHIFT != 0.0:
+        x = x * INNER + SHIFT
+    if ACTIVATION == "tanh":
+        near: tl.constexpr = 0.001 if x.dtype == tl.float64 else 0.3
+        square = x * x  # Near 0, where the quotient cancels, the Taylor series to x**9.
+        series = 1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * (-17.0 / 315 + square * 62.0 / 2835)))
+        x = tl.where(tl.abs(x) < near, x * series, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
+        slope = 1.0 - x * x
+    if ACTIVATION == "sigmoid":
+        x = 1.0 / (1.0 + tl.exp(-x))
+        slope = x * (1.0 - x)
+    return x * OUTER, slope
 
 
 @triton.jit
 def softmax_gradient_kernel(
     logits_ptr, target_ptr, factor_ptr, loss_ptr, row_stride, classes, ignore_index, target_stride,
-    IS_WANTED: tl.constexpr, BLOCK: tl.constexpr,
+    IS_WANTED: tl.constexpr, BLOCK: tl.constexpr, SMOOTHING: tl.constexpr = 0.0, ACTIVATION: tl.constexpr = "",
+    INNER: tl.constexpr = 1.0, SHIFT: tl.constexpr = 0.0, OUTER: tl.constexpr = 1.0,
 ):  # fmt: skip
     """One program a row: reads it twice, and writes its gradient over it. What lies between two rows is read and overwritten
     too: the mask is that of whole vectors, so that rows of any number of classes are loaded in such."""
@@ -130,24 +193,37 @@ def softmax_gradient_kernel(
     is_class = (target >= 0) & (target < classes)
     # Read before anything is written: the sums below wait for all threads of the program.
     picked = tl.load(row_ptr + target, mask=is_class, other=float("nan")).to(wide)
+    picked = mapped(picked, ACTIVATION, INNER, SHIFT, OUTER)[0]
     largest = tl.full([BLOCK], LOWEST, wide)
     total = tl.zeros([BLOCK], wide)
+    plain_sum = tl.zeros([BLOCK], wide)
     for start in range(0, classes, BLOCK):
         x = tl.load(row_ptr + start + columns, mask=start + columns < row_stride, other=float("-inf")).to(wide)
+        x = mapped(x, ACTIVATION, INNER, SHIFT, OUTER)[0]
+        if SMOOTHING != 0.0:
+            plain_sum += tl.where(start + columns < classes, x, 0.0)
         x = tl.where(start + columns < classes, x, float("-inf"))
         larger = tl.maximum(largest, x)
         total = total * tl.exp(largest - larger) + tl.exp(x - larger)
         largest = larger
     most = tl.max(largest, axis=0)
     lse = most + tl.log(tl.sum(total * tl.exp(largest - most), axis=0))
-    tl.store(loss_ptr + row, tl.where(is_valid, lse - picked, 0.0))
+    loss = lse - (1.0 - SMOOTHING) * picked
+    if SMOOTHING != 0.0:
+        loss -= SMOOTHING * tl.sum(plain_sum, axis=0) / classes
+    tl.store(loss_ptr + row, tl.where(is_valid, loss, 0.0))
     if IS_WANTED:
         factor = tl.load(factor_ptr).to(wide)
         factor = tl.where(is_class, factor, float("nan"))
+        one = tl.full([], 1.0, wide)  # Numbers alone are float32.
         for start in range(0, classes, BLOCK):
             at = start + columns
             x = tl.load(row_ptr + at, mask=at < row_stride, other=float("-inf")).to(wide)
+            x, slope = mapped(x, ACTIVATION, INNER, SHIFT, OUTER)
             x = tl.where(at < classes, x, float("-inf"))
-            gradient = (tl.exp(x - lse) - tl.where(at == target, 1.0, 0.0)) * factor
+            gradient = tl.exp(x - lse) - tl.where(at == target, one - SMOOTHING, 0.0)
+            if SMOOTHING != 0.0:
+                gradient -= one * SMOOTHING / classes
+            gradient = gradient * factor * slope * (INNER * OUTER)
             gradient = tl.where(is_valid, gradient, 0.0)
             tl.store(row_ptr + at, gradient.to(logits_ptr.dtype.element_ty), mask=at < row_stride)

@@ -16,10 +16,11 @@ as 1 over the micro-batches or a gradient scaler's scale, it multiplies by at on
 vanish. The matmuls are those that the program does anyway, none is done again. A gradient that nobody reads, as of a frozen
 head, is not computed (`freeze` runs before), nor is any where there is no backward.
 
-Casts and views between the layer and the loss (autocast, `logits.float()`), a bias, rows to ignore, means and sums are known.
-Left as they are, each with a reason: logits that something else reads (an accuracy, a caller), losses for each row, class
-weights, label smoothing, and losses where chunks save little memory
-or where the model says that the step gets slower: the kept gradients are multiplied in one more pass over them.
+What lies between the layer and the loss may act on each row alone (`rows`): casts (autocast, `logits.float()`), a shift that
+leaves out rows (`logits[..., :-1, :]`), a scale, a soft cap. A bias, rows to ignore, smoothed labels (`smoothing`), means and
+sums are known. Left as they are, each with a reason and what to do about it: logits that something else reads (an accuracy, a
+z-loss, a caller), losses for each row, class weights, and losses where chunks save little memory or where the model says that
+the step gets slower: the kept gradients are multiplied in one more pass over them.
 
 The rows of a chunk follow from `logits_memory`, the bytes of logits that may be alive: `worth.rows_of`. With several chunks
 the gradient of the weight is the sum of as many products, each rounded to its type; of more than 8 it is summed in float32.
@@ -33,8 +34,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
-from tracefuse.optimizers.linear_cross_entropy.pattern import HeadLoss, NoHeadLoss, head_loss, is_loss
+from tracefuse.optimizers.linear_cross_entropy.pattern import HeadLoss, head_loss, is_loss
 from tracefuse.optimizers.linear_cross_entropy.rewrite import mark_cotangents, rewrite
+from tracefuse.optimizers.linear_cross_entropy.rows import NoHeadLoss
 from tracefuse.optimizers.linear_cross_entropy.worth import LEAST_ROWS, Worth, rows_of, worth
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import mark_overwritten

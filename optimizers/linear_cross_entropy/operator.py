@@ -21,8 +21,9 @@ MOST_ROUNDINGS = 8
 _LIBRARY = torch.library.Library("tracefuse", "FRAGMENT")
 _LIBRARY.define(
     f"{NAME}(Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? scale, *, int ignore_index, bool mean, "
-    "ScalarType dtype, bool input_wanted, bool weight_wanted, bool bias_wanted, int rows) -> (Tensor loss, "
-    "Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor chunk, Tensor sums)"
+    "ScalarType dtype, bool input_wanted, bool weight_wanted, bool bias_wanted, int rows, float smoothing=0.0, "
+    "str activation='', float inner=1.0, float shift=0.0, float outer=1.0) -> (Tensor loss, Tensor grad_input, "
+    "Tensor grad_weight, Tensor grad_bias, Tensor chunk, Tensor sums)"
 )
 LINEAR_CROSS_ENTROPY = torch.ops.tracefuse.linear_cross_entropy.default
 
@@ -54,6 +55,11 @@ def _(
     weight_wanted: bool,
     bias_wanted: bool,
     rows: int,
+    smoothing: float = 0.0,
+    activation: str = "",
+    inner: float = 1.0,
+    shift: float = 0.0,
+    outer: float = 1.0,
 ) -> tuple[Any, ...]:
     count, classes = input.shape[0], weight.shape[0]
     is_wide = weight_wanted and has_wide_sums(count, rows, weight.dtype)

@@ -10,6 +10,7 @@ from torch import fx
 
 from tracefuse.optimizers.linear_cross_entropy.operator import LINEAR_CROSS_ENTROPY
 from tracefuse.optimizers.linear_cross_entropy.pattern import Gradient, HeadLoss
+from tracefuse.optimizers.linear_cross_entropy.rows import targets_of_all_rows
 from tracefuse.optimizers.ops import aten, reached
 from tracefuse.optimizers.rewrite import replace_under_name, replace_value
 from tracefuse.optimizers.trace import Trace, call, phase, shape_of, val
@@ -76,7 +77,7 @@ def rewrite(head: HeadLoss, rows: int) -> str | None:
     with head.loss.graph.inserting_before(at):
         made = _operator(head, factors if has_scale else [], rows)
         items = {index: call(head.loss, operator.getitem, made, index, name=NAMES[index]) for index in _yielded(head)}
-    for loss in [user for user in head.loss.users if user.args[1] == LOSS]:
+    for loss in head.values:
         if reason := replace_value(loss, items[LOSS]):
             return reason
         items[LOSS].name, loss.name = loss.name, items[LOSS].name
@@ -97,7 +98,7 @@ def _place(head: HeadLoss, factors: Sequence[fx.Node]) -> fx.Node | None:
     last = max(known, key=position.__getitem__, default=head.loss)
     if position[last] <= position[head.loss]:
         return head.loss
-    users = [user for item in head.loss.users for user in item.users]
+    users = [user for value in head.values for user in value.users]
     return last.next if all(position[last] < position[user] for user in users) else None
 
 
@@ -105,10 +106,11 @@ def _operator(head: HeadLoss, factors: Sequence[fx.Node], rows: int) -> fx.Node:
     like = head.loss
     weight = head.weight if head.is_turned else call(like, aten.t.default, head.weight)
     scale = _scale(head, factors) if factors else None
-    source = (head.input, weight, head.bias, head.target, scale)
+    target = targets_of_all_rows(head.target, like, head.product, list(head.between), head.ignore_index)
+    source = (head.input, weight, head.bias, target, scale)
     return call(
         like, LINEAR_CROSS_ENTROPY, *source, name="loss_and_gradients", ignore_index=head.ignore_index,
-        mean=head.is_mean, dtype=val(like)[0].dtype, rows=rows,
+        mean=head.is_mean, dtype=val(like)[0].dtype, rows=rows, smoothing=head.smoothing, **vars(head.map),
         **{f"{of}_wanted": wants for of, wants in zip(RESULT_OF, head.wanted, strict=True)},
     )  # fmt: skip
 

@@ -22,8 +22,9 @@ class Borders:
     `region_of`: the number of an op's region, in the order of the trace; `memory`: whose memory a value lies in; `reading`:
     for each region that reads others, the values that it reads of them; `crossing`: their memory, each with the regions that
     read it; `chosen`: of that what nothing else reads; `outside`: the memory that each region reads; `copyable`: what a reader
-    can compute itself; `idle`: the regions that compute only what others may; `stored`: the values that are in memory whatever is chosen here, with the reason; `runs_at`: the place
-    in the trace of a region's last op; `lives_to`: the place up to which a stored value is in memory.
+    can compute itself; `idle`: the regions that compute only what others may; `stored`: the values that are in memory whatever
+    is chosen here, with the reason; `runs_at`: the place in the trace of a region's last op; `lives_to`: the place up to which
+    a stored value is in memory.
     """
 
     def __init__(self, graph: fx.Graph) -> None:

@@ -131,6 +131,71 @@ def two_heads(model: Head) -> Tensor:
     return mean(model) + 0.3 * later
 
 
+def shifted(model: Head) -> Tensor:
+    """As transformers did until 4.45: the last token of each text predicts nothing."""
+    logits = model.logits().float()
+    logits = logits[..., :-1, :].contiguous()
+    return F.cross_entropy(logits.view(-1, CLASSES), model.targets[..., 1:].contiguous().view(-1))
+
+
+def shifted_as_it_lies(model: Head) -> Tensor:
+    return F.cross_entropy(model.logits()[:, :-1].reshape(-1, CLASSES), model.targets[:, 1:].reshape(-1))
+
+
+def of_every_second_token(model: Head) -> Tensor:
+    return F.cross_entropy(model.logits()[1:, ::2].flatten(0, 1), model.targets[1:, ::2].flatten())
+
+
+def of_last_token(model: Head) -> Tensor:
+    return F.cross_entropy(model.logits()[:, -1], model.targets[:, 0])
+
+
+def per_item(model: Head) -> Tensor:
+    """As transformers does now under its Trainer."""
+    targets = F.pad(model.targets, (0, 1), value=-100)[..., 1:].contiguous()
+    loss = F.cross_entropy(
+        model.logits().float().view(-1, CLASSES), targets.view(-1), ignore_index=-100, reduction="sum"
+    )
+    return loss / torch.tensor(9)
+
+
+def smoothed(model: Head) -> Tensor:
+    return F.cross_entropy(model.logits().view(-1, CLASSES), model.targets.view(-1), label_smoothing=0.1)
+
+
+def smoothed_of_some(model: Head) -> Tensor:
+    """The first of them with a word to ignore that is a class."""
+    targets = model.targets.clone()
+    targets[:, ::2] = 3
+    logits = model.logits()[:, :-1].float().reshape(-1, CLASSES)
+    targets = targets[:, 1:].reshape(-1)
+    return F.cross_entropy(logits, targets, ignore_index=3, label_smoothing=0.3)
+
+
+def smoothed_total(model: Head) -> Tensor:
+    targets = model.targets.clone()
+    targets[0, 1:] = -100
+    logits = model.logits().view(-1, CLASSES)
+    return F.cross_entropy(logits, targets.view(-1), reduction="sum", label_smoothing=1.0) / 3
+
+
+def capped(model: Head) -> Tensor:
+    """As Gemma does."""
+    logits = model.logits() / 1.5
+    logits = torch.tanh(logits)
+    return F.cross_entropy((logits * 1.5).float().view(-1, CLASSES), model.targets.view(-1))
+
+
+def capped_by_sigmoid(model: Head) -> Tensor:
+    logits = 4 * torch.sigmoid((model.logits().float() + 5) / 1.5) - 1
+    return F.cross_entropy(logits[:, 1:].reshape(-1, CLASSES), model.targets[:, 1:].reshape(-1), label_smoothing=0.2)
+
+
+def scaled(model: Head) -> Tensor:
+    """As Cohere and Granite do."""
+    return F.cross_entropy((model.logits() * 0.0625).view(-1, CLASSES) / -2, model.targets.view(-1))
+
+
 def captured(model: Head, loss: Callable[[Head], Tensor]) -> tracefuse.Capture:
     def run() -> Tensor:
         found = loss(model)
@@ -151,7 +216,8 @@ def has_logits(trace: Trace) -> bool:
 
 
 LOSSES = [mean, total, ignored, another_index, upcast, shifted_labels, log_probabilities, accumulated, of_itself,
-          squared, autocast, scaled_half]  # fmt: skip
+          squared, autocast, scaled_half, shifted, shifted_as_it_lies, of_every_second_token, of_last_token, per_item,
+          smoothed, smoothed_of_some, smoothed_total, capped, capped_by_sigmoid, scaled]  # fmt: skip
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
@@ -235,15 +301,32 @@ def test_a_cotangent_of_something_else_multiplies_all_the_same() -> None:
     assert chunked(Head(), of_part).ops.count(CHUNK) == 1
 
 
-def test_rows_that_are_all_ignored() -> None:
-    """Then the mean is 0 / 0."""
-    model = Head()
+@pytest.mark.parametrize("loss", [total, smoothed_total], ids=lambda loss: loss.__name__)
+def test_a_sum_of_rows_that_are_all_ignored(loss: Callable[[Head], Tensor]) -> None:
+    model = Head(bias=True)
     model.targets.fill_(-100)
-    found = tried([ChunkAll()], captured(model, total))
+    found = tried([ChunkAll()], captured(model, loss))
     assert found.ops.count(CHUNK) == 1
-    with_mean = captured(model, mean)
-    after = ChunkAll().run(with_mean.trace, lambda _: None)
-    torch.testing.assert_close(tracefuse.replay(after, with_mean.example_inputs), with_mean.replay(), equal_nan=True)
+
+
+@pytest.mark.parametrize("loss", [mean, shifted, smoothed, capped], ids=lambda loss: loss.__name__)
+def test_a_mean_of_rows_that_are_all_ignored(loss: Callable[[Head], Tensor]) -> None:
+    """It is 0 / 0."""
+    model = Head(bias=True)
+    model.targets.fill_(-100)
+    capture = captured(model, loss)
+    after = ChunkAll().run(capture.trace, lambda _: None)
+    assert any(CHUNK in str(node.target) for node in after.ops)
+    torch.testing.assert_close(tracefuse.replay(after, capture.example_inputs), capture.replay(), equal_nan=True)
+
+
+@pytest.mark.parametrize("loss", [shifted, smoothed_of_some, capped_by_sigmoid], ids=lambda loss: loss.__name__)
+def test_with_the_other_passes(loss: Callable[[Head], Tensor]) -> None:
+    model = Head(tied=True, bias=True)
+    found = chunked(model, loss, decompose=True, fuse=True)
+    assert found.ops.count(CHUNK) == 1
+    model.head.requires_grad_(False)
+    assert wanted(chunked(model, loss).after) == [True, False, False]
 
 
 # --- what is left alone -----------------------------------------------------------------------------------------------
@@ -265,12 +348,31 @@ def weighed(model: Head) -> Tensor:
     return F.cross_entropy(model.logits().view(-1, CLASSES), model.targets.view(-1), weight=weight)
 
 
-def smoothed(model: Head) -> Tensor:
-    return F.cross_entropy(model.logits().view(-1, CLASSES), model.targets.view(-1), label_smoothing=0.1)
+def weighed_smoothly(model: Head) -> Tensor:
+    """Like the smoothing of labels, but its weights add up to more than 1."""
+    p = F.log_softmax(model.logits().view(-1, CLASSES), 1)
+    return F.nll_loss(p, model.targets.view(-1)) - 0.1 * p.sum(1).mean()
 
 
-def capped(model: Head) -> Tensor:
-    return F.cross_entropy(model.logits().tanh().view(-1, CLASSES), model.targets.view(-1))
+def capped_twice(model: Head) -> Tensor:
+    return F.cross_entropy(model.logits().tanh().sigmoid().view(-1, CLASSES), model.targets.view(-1))
+
+
+def normalised(model: Head) -> Tensor:
+    return F.cross_entropy(model.logits().exp().view(-1, CLASSES), model.targets.view(-1))
+
+
+def with_a_learned_scale(model: Head) -> Tensor:
+    return F.cross_entropy((model.logits() * model.layer.bias[0]).view(-1, CLASSES), model.targets.view(-1))
+
+
+def of_some_classes(model: Head) -> Tensor:
+    return F.cross_entropy(model.logits()[..., :60].reshape(-1, 60), model.targets.view(-1) % 60)
+
+
+def read_between(model: Head) -> Tensor:
+    logits = (model.logits() / 3).tanh()
+    return F.cross_entropy(logits.view(-1, CLASSES), model.targets.view(-1)) * logits.mean()
 
 
 def of_images(model: Head) -> Tensor:
@@ -286,8 +388,12 @@ REFUSED = {
     read_by_accuracy: "the logits are read by",
     each_row: "a loss for each row",
     weighed: "it weighs the classes",
-    smoothed: "the log-probabilities are read by",
-    capped: "its logits come from aten.tanh.default, and no linear layer",
+    weighed_smoothly: "the log-probabilities are read by",
+    capped_twice: "is the second activation behind its linear layer",
+    normalised: "its logits come from aten.exp.default",
+    with_a_learned_scale: "changes the logits by what is no finite number",
+    of_some_classes: "takes a part of the classes",
+    read_between: "the logits are read by mean too",
     of_images: "a loss over images",
     regularised: "the logits are read by",
 }
@@ -299,6 +405,7 @@ def test_what_is_left_alone_says_why(loss: Callable[[Head], Tensor]) -> None:
     assert CHUNK not in found.ops
     (reason,) = found.reasons("leave")
     assert REFUSED[loss] in reason
+    assert ": " in reason, "a remedy"
 
 
 def test_logits_that_are_returned_stay() -> None:
@@ -311,7 +418,8 @@ def test_logits_that_are_returned_stay() -> None:
         return loss, logits
 
     found = tried([ChunkAll()], tracefuse.capture(run))
-    assert found.reasons("leave") == ["the logits are returned"]
+    (reason,) = found.reasons("leave")
+    assert reason.startswith("the logits are returned: return the loss alone")
 
 
 def test_halves_whose_scale_nobody_knows_stay() -> None:
