@@ -16,7 +16,7 @@ from __future__ import annotations
 from torch import fx
 
 from tracefuse.optimizers.decompose.writing import channelwise, take_name
-from tracefuse.optimizers.fuse.fusible import has_fusible_neighbour
+from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour
 from tracefuse.optimizers.ops import arguments, aten, is_getitem, set_argument
 from tracefuse.optimizers.rewrite import replace_under_name, replace_value
 from tracefuse.optimizers.trace import call, val
