@@ -8,7 +8,7 @@ results needed in the trace before that pass, back to the values that it reads.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +21,8 @@ from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Source, Trace, line_of, origin, recomputes
 from tracefuse.tables.folding import OUTSIDE, name_of
 
-Weight = Callable[[fx.Node], float]
+Weights = Callable[[Trace], Mapping[str, float]]
+"""The weights of a trace's ops by their names, such as their modelled times: what has none has `SOME`."""
 SOME = 1e-9
 """The weight of an op that is modelled to take no time, in µs."""
 NAMED_OPS = 2
@@ -98,38 +99,43 @@ def captured_ops(captured: Trace, steps: Iterable[PassRecord]) -> dict[str, str]
     return found
 
 
-def share_of_each(calls: Collection[Replaced], captured: Mapping[str, str], weight: Weight) -> list[dict[str, float]]:
+def share_of_each(calls: Collection[Replaced], captured: Mapping[str, str], weights: Weights) -> list[dict[str, float]]:
     """Of each call the captured ops that it does the work of, by name, with the share of each that it does: where a captured
-    op became several, or several calls compute it, by their `weight` in the trace that they stood in."""
-    weights = [_weights(one.ops, captured, weight) for one in calls]
-    totals: dict[Trace, Counter[str]] = {}
-    for one, mine in zip(calls, weights, strict=True):
+    op became several, or several calls compute it, by their `weights` in the trace that they stood in."""
+    of_calls = [_weights(one.ops, captured, weights(one.before)) for one in calls]
+    totals: dict[Trace, defaultdict[str, float]] = {}
+    for one, mine in zip(calls, of_calls, strict=True):
         if one.before not in totals:
             covered = {node for other in calls if other.before is one.before for node in other.ops}
             left = (node for node in one.before.ops if does_work(node) and node not in covered)
-            totals[one.before] = Counter(_weights(left, captured, weight))
-        totals[one.before].update(mine)
+            totals[one.before] = _weights(left, captured, weights(one.before))
+        for name, part in mine.items():
+            totals[one.before][name] += part
     return [
         {name: part / totals[one.before][name] for name, part in mine.items()}
-        for one, mine in zip(calls, weights, strict=True)
+        for one, mine in zip(calls, of_calls, strict=True)
     ]
 
 
-def _weights(nodes: Iterable[fx.Node], captured: Mapping[str, str], weight: Weight) -> dict[str, float]:
-    sums: Counter[str] = Counter()
+def _weights(
+    nodes: Iterable[fx.Node], captured: Mapping[str, str], weights: Mapping[str, float]
+) -> defaultdict[str, float]:
+    sums: defaultdict[str, float] = defaultdict(float)
     for node in nodes:
         if node.name in captured and not recomputes(node):
-            sums[captured[node.name]] += weight(node) or SOME
-    return dict(sums)
+            sums[captured[node.name]] += weights.get(node.name) or SOME
+    return sums
 
 
-def lines_of(one: Replaced, weight: Weight) -> dict[str, tuple[Source | None, float]]:
+def lines_of(one: Replaced, weights: Weights) -> dict[str, tuple[Source | None, float]]:
     """The lines whose work a call does, by their text, each with its share of the call: the largest first."""
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = defaultdict(float)
+    known = weights(one.before)
     sources = {line_of(node): origin(node).source for node in one.ops}
     for node in one.ops:
-        sums[line_of(node)] += weight(node) or SOME
-    return {text: (sources[text], part / sum(sums.values())) for text, part in sums.most_common()}
+        sums[line_of(node)] += known.get(node.name) or SOME
+    whole = sum(sums.values())
+    return {text: (sources[text], sums[text] / whole) for text in sorted(sums, key=lambda text: -sums[text])}
 
 
 # --- how it is called -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import fx
 from tracefuse.build.kernels import this_gpu
 from tracefuse.build.modules import HOPPER, resources
 from tracefuse.errors import OptionError
-from tracefuse.measure.op_times import OpTimes, modelled, modelled_us
+from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, bytes_read, bytes_written
 from tracefuse.optimizers.costs.datasheets import H100_SXM_DATASHEET, datasheet_of
 from tracefuse.optimizers.kernels.kernel import Kernel
@@ -118,9 +118,10 @@ def _late_nodes(captured: Variant) -> dict[str, fx.Node]:
     return {name: there[other] for name, other in captured.names_in_whole.items()}
 
 
-def model_us(node: fx.Node) -> float:
-    """What an op takes of a roofline, alone: what parts of one time are told apart by."""
-    return modelled_us(node, H100_SXM_DATASHEET)
+@per_trace
+def model_us(trace: Trace) -> Mapping[str, float]:
+    """What each op takes of one roofline, alone: what parts of one time are told apart by, whatever GPU is shown."""
+    return modelled(trace, H100_SXM_DATASHEET).us
 
 
 def lines_of_calls(variant: Variant) -> dict[str, dict[str, tuple[Source | None, float]]]:
