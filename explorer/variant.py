@@ -391,7 +391,8 @@ class Variant:
 
         if self.update is None:
             return Case(self.program, self.trace, times)
-        us, in_whole = {**modelled(self.whole).us, **times.us}, self.names_in_whole
+        # An op that was not timed has no time: that of a model would be of another clock.
+        us, in_whole = times.us, self.names_in_whole
         of_update = {name: us[there] for name, there in in_whole.items() if there in us}
         own = {name: us[name] for name in us.keys() - in_whole.values()}
         return Case(self.program, self.trace, replace(times, us=own), self.update.trace, of_update)

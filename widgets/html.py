@@ -6,7 +6,8 @@ the address behind `#`, which is so a link to it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -14,6 +15,7 @@ from typing import Any
 
 from tracefuse.config.configuration import Config
 from tracefuse.variant import Variant
+from tracefuse.widgets.payload.board import Stand, board_record, entry_of
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.pack import encode
 from tracefuse.widgets.text import to_text
@@ -72,14 +74,27 @@ def to_html(
     `name` is the variable that holds the capture, if there is one. `payload_of` says what is shown of a variant (default:
     what `payload` says, with the times that were measured of it beside the captured program), `timeline` is a
     `timeline_record` with its events as text (default: that of the session file, if the capture came from one). `board` is
-    what was tried, as the view has it.
+    what was tried, as the view has it (default: what the page holds, and what was tried before).
     """
     variants = [variant, *map(variant.capture.variant, held_configurations(variant, tried_on(board)))]
     measured = Measured.of(variant)
     for one in reversed(variants):  # those of the shown one last: where there are no others, they are what is stale
         measured.adopt(one)
     payloads = [payload_of(one) if payload_of else measured.payload(one, None, name) for one in variants]
+    board = board or stored_board(variants, measured, name)
     return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline or measured.timeline, board)
+
+
+def stored_board(variants: Sequence[Variant], measured: Measured, name: str | None) -> dict[str, Any]:
+    """The board of a page that no view wrote: the captured program and `variants`, the first of them shown, beside what was
+    tried of the capture before."""
+    shown = variants[0]
+    stand = Stand(name or "this capture", shown.capture, measured)
+    clock = measured.clocks.clock(shown, None)
+    for one in (shown.baseline, *variants):
+        if one.config not in stand.tried:
+            stand.tried[one.config] = entry_of(one, clock.of, clock.device, time.time())
+    return board_record([stand], 0, shown, clock) | {"comparison": None}
 
 
 def write_html(

@@ -123,25 +123,10 @@ def softmax_gradient(
 
 
 def softmax_gradient_by_torch(
-    logits,
-    target,
-    factor,
-    losses,
-    ignore_index,
-    is_wanted,
-    smoothing=0.0,
-    activation="",
-    inner=1.0,
-    shift=0.0,
-    outer=1.0,
-):
+    logits, target, factor, losses, ignore_index, is_wanted, smoothing=0.0, activation="", inner=1.0, shift=0.0, outer=1.0
+):  # fmt: skip
     """What the kernel does, with torch's own ops; it raises where a target is no class."""
-    wide = logits.to(losses.dtype)
-    if (activation, inner) != ("", 1.0):
-        wide = wide * inner + shift
-        wide = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}.get(activation, torch.clone)(wide)
-    slope = {"tanh": 1 - wide * wide, "sigmoid": wide * (1 - wide)}.get(activation)
-    wide = wide * outer if activation else wide
+    wide, slope = mapped_by_torch(logits.to(losses.dtype), activation, inner, shift, outer)
     is_valid = target != ignore_index
     column = torch.where(is_valid, target, 0)[:, None]
     lse = wide.logsumexp(1, keepdim=True)
@@ -152,10 +137,21 @@ def softmax_gradient_by_torch(
     losses.copy_(torch.where(is_valid, row_losses[:, 0], 0))
     if is_wanted:
         gradient = (wide - lse).exp_().scatter_add_(1, column, torch.full_like(lse, smoothing - 1))
-        gradient -= smoothing / logits.shape[1]
-        gradient *= factor * inner * outer
+        gradient = gradient.sub_(smoothing / logits.shape[1]) if smoothing else gradient
         gradient = gradient if slope is None else gradient.mul_(slope)
-        logits.copy_(torch.where(is_valid[:, None], gradient, 0))
+        logits.copy_(torch.where(is_valid[:, None], gradient.mul_(factor * inner * outer), 0))
+
+
+def mapped_by_torch(x, activation, inner, shift, outer):
+    """`mapped` with torch's own ops; the slope is None where it is 1."""
+    x = x if (inner, shift) == (1.0, 0.0) else x * inner + shift
+    if activation == "tanh":
+        x = x.tanh()
+        return x * outer, 1 - x * x
+    if activation == "sigmoid":
+        x = x.sigmoid()
+        return x * outer, x * (1 - x)
+    return x, None
 
 
 @triton.jit

@@ -137,7 +137,7 @@ def _never_used(case: Case, dropped: Sequence[Dropped], name: str, what: str, fi
         str(largest.origin.source or ""),
         fix,
         f"{time_text(us)} beside the {time_text(case.step_us)} of what is used, {share_text(us, whole)} of both "
-        f"(modelled: roofline of the {H100_SXM_DATASHEET.source})",
+        f"({case.beside_step(f'modelled: roofline of the {H100_SXM_DATASHEET.source}')})",
     )
 
 
@@ -165,7 +165,7 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
         line_of(case.trace.twins.get(ops[0], ops[0])),
         "`freeze` switches off what the operators can leave out",
         f"at most {time_text(us)} of {time_text(case.step_us)} a step, {share_text(us, case.step_us)} "
-        f"(modelled: roofline of the {peaks.source})",
+        f"({case.beside_step(f'modelled: roofline of the {peaks.source}')})",
         {"freeze": []},
     )
 

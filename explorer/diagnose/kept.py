@@ -79,13 +79,14 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
             *((("most of it in", ", ".join(f"{m} {human_bytes(n)}" for m, n in of.most_common(2))),) if left else ()),
             (
                 "to store and load",
-                f"{time_text(1e6 * found.kept_s)}; to recompute {time_text(1e6 * found.again_s)}, in kernels",
+                f"{time_text(1e6 * found.kept_s)}; to recompute {time_text(1e6 * found.again_s)}, in kernels (modelled)",
             ),
         ),
         tuple(value.name for value in left),
         line_of(nodes[left[0].name]) if left else "",
         f"compute {counted(len(found.values), 'value')} again in the backward: `remat` with `fuse` does",
-        f"{human_bytes(lower)} of a static peak of {human_bytes(found.peak[0])}, {share_text(lower, found.peak[0])}; "
+        f"{human_bytes(lower)} of a static peak of forward and backward of {human_bytes(found.peak[0])}, "
+        f"{share_text(lower, found.peak[0])}; "
         f"{time_text(spared_us)} a step (modelled: roofline of the {source})",
         {"remat": 1.0, "fuse": True},
     )

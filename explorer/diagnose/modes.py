@@ -100,7 +100,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     if severity is None:
         return
     slow, fast = (one.flops_rate(torch.float32) / 1e12 for one in peaks)
-    source = f"{case.times.provenance}; rates modelled" if is_measured else "modelled"
+    source = f"predicted: {case.times.provenance}, rates modelled" if is_measured else "modelled"
     yield Finding(
         "tf32-off",
         "medium" if severity == "high" else severity,  # who wants all bits of float32 has it right

@@ -152,6 +152,14 @@ class Case:
         share = share_text(us, self.step_us)
         return f"{time_text(us)} of {time_text(self.step_us)} a step, {share} ({self.times.provenance})"
 
+    def timed(self, nodes: Sequence[fx.Node]) -> str:
+        """The time of some ops, with its kind: `61.2 µs (measured)`."""
+        return f"{time_text(self.us(nodes))} ({self.times.kind})"
+
+    def beside_step(self, how: str) -> str:
+        """How a modelled number is known that stands beside the step, and how the step's own is, where that is another way."""
+        return how if how in self.times.provenance else f"{how}; the step: {self.times.provenance}"
+
 
 Detector = Callable[[Case], Iterator[Finding]]
 

@@ -113,12 +113,13 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
         f"checkpoints compute {'all' if share >= ALL else f'{100 * share:.0f} %'} of the forward again, and the step fits "
         "without them",
         (
-            ("computed again", f"{counted(len(again), 'op')}, {time_text(us)}"),
+            ("computed again", f"{counted(len(again), 'op')}, {case.timed(again)}"),
             (
                 "kept instead",
-                f"{human_bytes(kept)}: a static peak of {human_bytes(peak)} of {human_bytes(int(memory))}",
+                f"{human_bytes(kept)}: a static peak of forward and backward of {human_bytes(peak)}, "
+                f"of {human_bytes(int(memory))}",
             ),
-            ("cheapest to keep", f"{packet_name(best)} {human_bytes(nbytes(of[best]))}, {time_text(case.us([best]))}"),
+            ("cheapest to keep", f"{packet_name(best)} {human_bytes(nbytes(of[best]))}, {case.timed([best])}"),
         ),
         names(again),
         line_saying(case, _CHECKPOINT, again) or line_of(again[0]),

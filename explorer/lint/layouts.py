@@ -203,8 +203,8 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
         line_of(ops[0]),
         "`model.to(memory_format=torch.channels_last)` and `x.to(memory_format=torch.channels_last)`, and no op between that "
         "lays it out anew",
-        f"about {time_text(us)} beside the {time_text(case.step_us)} that the step takes by its bytes and arithmetic, "
-        f"{share_text(us, case.step_us + us)} of both (modelled: two passes over each tensor)",
+        f"about {time_text(us)} beside the {time_text(case.step_us)} that the step takes, "
+        f"{share_text(us, case.step_us + us)} of both ({case.beside_step('modelled: two passes over each tensor')})",
     )
 
 

@@ -129,7 +129,7 @@ def matmuls_of_one_input(case: Case) -> Iterator[Finding]:
             names(many),
             at,
             "one `nn.Linear` as wide as all of them, and `.unflatten(-1, (heads, -1))` behind it",
-            f"{case.worth(us)}, and the host's {time_text(launches)} where the GPU waits for it",
+            f"{case.worth(us)}, and the host's {time_text(launches)} (modelled) where the GPU waits for it",
         )
 
 
@@ -164,7 +164,7 @@ def stacks_of_small_matmuls(case: Case) -> Iterator[Finding]:
             severity,
             f"{len(ops)} small matmuls of one shape run one after the other",
             (
-                ("each", f"{_shapes(ops[0])}, {time_text(case.us(ops) / len(ops))}"),
+                ("each", f"{_shapes(ops[0])}, {time_text(case.us(ops) / len(ops))} ({case.times.kind})"),
                 ("launching takes", f"{time_text(launches)}: {MEASURED}"),
             ),
             names(ops),

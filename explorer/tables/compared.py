@@ -14,17 +14,20 @@ from dataclasses import dataclass, field
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Trace, origin
+from tracefuse.optimizers.trace import Source, Trace, origin
 from tracefuse.tables.folding import grouped
 
 Pair = tuple[float, float]
+LinesOfCalls = Mapping[str, Mapping[str, tuple[Source | None, float]]]
+"""By the name of a kernel's call the lines that it does the work of, with the share of each: `lines_of` of `replaced.py`."""
 SMALLEST = 1e-3
 """The least share of the larger step that counts as a difference of time."""
 
 
 @dataclass(frozen=True)
 class LineDifference:
-    """What the ops of one line in one module take in either program: how many, in µs. `place` is where it stands, in the
+    """What the ops of one line in one module take in either program: how many, in µs, its part of kernels included that do the
+    work of other lines too, and are counted as ops of another one. `place` is where it stands, in the
     second program if it is there."""
 
     place: str
@@ -67,30 +70,40 @@ class _Part:
     saved: list[int] = field(default_factory=lambda: [0, 0])
     lines: dict[str, _Line] = field(default_factory=lambda: defaultdict(_Line))
 
+    def line(self, source: Source | None) -> _Line:
+        found = self.lines[source.text.strip() if source else ""]
+        found.place = source.place if source else found.place
+        return found
+
 
 def compared(
-    one: Trace, other: Trace, times: tuple[OpTimes, OpTimes], folds: Mapping[str, str]
+    one: Trace,
+    other: Trace,
+    times: tuple[OpTimes, OpTimes],
+    folds: Mapping[str, str],
+    lines: tuple[LinesOfCalls, LinesOfCalls] = ({}, {}),
 ) -> list[ModuleDifference]:
     """The modules that differ, the largest difference of time first; `times` are those of the ops of `one` and of `other`,
-    `folds` the folded path of each module, as the captured programs have it."""
+    `folds` the folded path of each module, as the captured programs have it. `lines` are by call of a kernel those that it
+    does the work of: its time is shared over them, within the module that it is booked on."""
     parts: dict[str, _Part] = defaultdict(_Part)
-    for side, (trace, known) in enumerate(zip((one, other), times, strict=True)):
-        _book(parts, trace, known, side)
+    for side, (trace, known, shares) in enumerate(zip((one, other), times, lines, strict=True)):
+        _book(parts, trace, known, side, shares)
     groups = grouped(parts, lambda path: folds.get(path, path))
     least_us = SMALLEST * max(known.step_us for known in times)
     rows = [_row(name, [parts[path] for path in paths], least_us) for name, paths in groups.items()]
     return sorted((row for row in rows if _differs(row, least_us)), key=lambda row: -abs(row.delta_us))
 
 
-def _book(parts: dict[str, _Part], trace: Trace, times: OpTimes, side: int) -> None:
+def _book(parts: dict[str, _Part], trace: Trace, times: OpTimes, side: int, shares: LinesOfCalls) -> None:
     for node in filter(does_work, trace.ops):
         where = origin(node)
         part = parts[where.module]
         part.module_type = part.module_type or where.module_type
-        line = part.lines[where.source.text.strip() if where.source else ""]
-        line.place = where.source.place if where.source else line.place
-        line.ops[side] += 1
-        line.us[side] += times.us.get(node.name, 0.0)
+        part.line(where.source).ops[side] += 1
+        own = {"": (where.source, 1.0)}
+        for source, share in shares.get(node.name, own).values():
+            part.line(source).us[side] += share * times.us.get(node.name, 0.0)
     nodes = {node.name: node for node in trace.graph.nodes}
     for saved in saved_values(trace):
         parts[origin(nodes[saved.name]).module].saved[side] += saved.nbytes

@@ -8,19 +8,23 @@ results needed in the trace before that pass, back to the values that it reads.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, is_getitem, op_name
+from tracefuse.optimizers.ops import does_work, is_getitem, op_name, producer
 from tracefuse.optimizers.passes import PassRecord
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Source, Trace, line_of, origin, recomputes
 from tracefuse.tables.folding import OUTSIDE, name_of
 
+Weights = Callable[[Trace], Mapping[str, float]]
+"""The weights of a trace's ops by their names, such as their modelled times: what has none has `SOME`."""
+SOME = 1e-9
+"""The weight of an op that is modelled to take no time, in µs."""
 NAMED_OPS = 2
 """A kernel is called after at most this many kinds of its ops."""
 
@@ -66,6 +70,72 @@ def _behind(results: Sequence[fx.Node], read: set[str]) -> list[fx.Node]:
         seen[node] = None
         stack += [operand for operand in node.all_input_nodes if operand.name not in read]
     return sorted(filter(does_work, seen))
+
+
+# --- what was captured of it ---
+
+
+def captured_ops(captured: Trace, steps: Iterable[PassRecord]) -> dict[str, str]:
+    """By the name of each op that `steps` made, and of each that they left, the captured op that it computes, or a part of it:
+    a decomposed loss is one op, whatever it became. What computes something again is none of them."""
+    found = {node.name: producer(node).name for node in captured.ops}
+    for step in steps:
+        old = {node.name: node for node in step.before.graph.nodes}
+        for node in step.after.ops:
+            was = old.get(node.name)
+            if was is None or was.target == node.target or node.name not in found or isinstance(node.target, Kernel):
+                continue
+            stack = list(node.all_input_nodes)
+            while stack:
+                made = stack.pop()
+                if (
+                    made.op == "call_function"
+                    and made.name not in old
+                    and made.name not in found
+                    and not recomputes(made)
+                ):
+                    found[made.name] = found[node.name]
+                    stack += made.all_input_nodes
+    return found
+
+
+def share_of_each(calls: Collection[Replaced], captured: Mapping[str, str], weights: Weights) -> list[dict[str, float]]:
+    """Of each call the captured ops that it does the work of, by name, with the share of each that it does: where a captured
+    op became several, or several calls compute it, by their `weights` in the trace that they stood in."""
+    of_calls = [_weights(one.ops, captured, weights(one.before)) for one in calls]
+    totals: dict[Trace, defaultdict[str, float]] = {}
+    for one, mine in zip(calls, of_calls, strict=True):
+        if one.before not in totals:
+            covered = {node for other in calls if other.before is one.before for node in other.ops}
+            left = (node for node in one.before.ops if does_work(node) and node not in covered)
+            totals[one.before] = _weights(left, captured, weights(one.before))
+        for name, part in mine.items():
+            totals[one.before][name] += part
+    return [
+        {name: part / totals[one.before][name] for name, part in mine.items()}
+        for one, mine in zip(calls, of_calls, strict=True)
+    ]
+
+
+def _weights(
+    nodes: Iterable[fx.Node], captured: Mapping[str, str], weights: Mapping[str, float]
+) -> defaultdict[str, float]:
+    sums: defaultdict[str, float] = defaultdict(float)
+    for node in nodes:
+        if node.name in captured and not recomputes(node):
+            sums[captured[node.name]] += weights.get(node.name) or SOME
+    return sums
+
+
+def lines_of(one: Replaced, weights: Weights) -> dict[str, tuple[Source | None, float]]:
+    """The lines whose work a call does, by their text, each with its share of the call: the largest first."""
+    sums: dict[str, float] = defaultdict(float)
+    known = weights(one.before)
+    sources = {line_of(node): origin(node).source for node in one.ops}
+    for node in one.ops:
+        sums[line_of(node)] += known.get(node.name) or SOME
+    whole = sum(sums.values())
+    return {text: (sources[text], sums[text] / whole) for text in sorted(sums, key=lambda text: -sums[text])}
 
 
 # --- how it is called -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -123,7 +124,7 @@ def head_loss(loss: fx.Node) -> HeadLoss:
     check_readers(softmax, [loss, *sums, *(one for one in readers(softmax) if one.target in _BACKWARDS)], LOG_P)
     cotangent, slope = _backward_of(loss, softmax, smoothing)
     values = [smoothing.loss] if smoothing else [item for item in loss.users if item.args[1] == 0]
-    args_of_product = list(product.args)
+    args_of_product: list[Any] = list(product.args)
     bias = args_of_product.pop(0) if product.target is aten.addmm.default else None
     source, right = args_of_product
     weight, is_turned = _untransposed(right)

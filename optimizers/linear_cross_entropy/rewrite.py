@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from tracefuse.optimizers.linear_cross_entropy.operator import LINEAR_CROSS_ENTROPY
 from tracefuse.optimizers.linear_cross_entropy.pattern import Gradient, HeadLoss
-from tracefuse.optimizers.linear_cross_entropy.rows import targets_of_all_rows
+from tracefuse.optimizers.linear_cross_entropy.rows import RowMap, targets_of_all_rows
 from tracefuse.optimizers.ops import aten, reached
 from tracefuse.optimizers.rewrite import replace_under_name, replace_value
 from tracefuse.optimizers.trace import Trace, call, phase, shape_of, val
@@ -110,9 +111,15 @@ def _operator(head: HeadLoss, factors: Sequence[fx.Node], rows: int) -> fx.Node:
     source = (head.input, weight, head.bias, target, scale)
     return call(
         like, LINEAR_CROSS_ENTROPY, *source, name="loss_and_gradients", ignore_index=head.ignore_index,
-        mean=head.is_mean, dtype=val(like)[0].dtype, rows=rows, smoothing=head.smoothing, **vars(head.map),
+        mean=head.is_mean, dtype=val(like)[0].dtype, rows=rows, **_row_options(head),
         **{f"{of}_wanted": wants for of, wants in zip(RESULT_OF, head.wanted, strict=True)},
     )  # fmt: skip
+
+
+def _row_options(head: HeadLoss) -> dict[str, Any]:
+    """What the operator does to each row, but for its defaults."""
+    options, plain = {"smoothing": head.smoothing, **vars(head.map)}, {"smoothing": 0.0, **vars(RowMap())}
+    return {name: value for name, value in options.items() if value != plain[name]}
 
 
 def _scale(head: HeadLoss, factors: Sequence[fx.Node]) -> fx.Node:

@@ -34,19 +34,19 @@ RESHAPES = {
     aten.alias.default,
 }
 _COPIES = {aten._to_copy.default, aten.clone.default}
-_SELECTIONS = {
+_SELECTIONS: dict[Any, tuple[Any, Any]] = {
     aten.slice.Tensor: (aten.slice_backward.default, aten.slice_scatter.default),
     aten.select.int: (aten.select_backward.default, aten.select_scatter.default),
 }
 """The ops that leave out rows, by what is their slope, and what undoes them."""
-_SCALINGS = {
+_SCALINGS: dict[Any, set[Any]] = {
     aten.mul.Tensor: {aten.mul.Tensor, aten.mul.Scalar},
     aten.mul.Scalar: {aten.mul.Tensor, aten.mul.Scalar},
     aten.div.Tensor: {aten.div.Tensor, aten.div.Scalar},
     aten.div.Scalar: {aten.div.Tensor, aten.div.Scalar},
 }
-_SHIFTS = {aten.add.Tensor: 1, aten.add.Scalar: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
-_ACTIVATIONS = {
+_SHIFTS: dict[Any, int] = {aten.add.Tensor: 1, aten.add.Scalar: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
+_ACTIVATIONS: dict[Any, tuple[str, Any]] = {
     aten.tanh.default: ("tanh", aten.tanh_backward.default),
     aten.sigmoid.default: ("sigmoid", aten.sigmoid_backward.default),
 }
@@ -117,8 +117,8 @@ def _check_op(node: fx.Node) -> None:
         raise NoHeadLoss(f"{node.name} takes a part of the classes: give the head a weight of that many rows instead")
     if node.target in _SCALINGS.keys() | _SHIFTS.keys() and _number(node) is None:
         raise NoHeadLoss(
-            f"{node.name} changes the logits by what is no finite number: pass it as a Python number, or apply it to the "
-            "layer's input or weight"
+            f"{node.name} changes the logits by what is no finite number: pass it as a Python number, or put it into the "
+            "layer's input, weight or bias"
         )
     if val(node).device != val(source).device:
         raise NoHeadLoss(f"{node.name} moves the logits to another device: compute the loss where the head is")
@@ -256,7 +256,7 @@ def check_readers(node: fx.Node, known: list[fx.Node], what: str) -> None:
                 f"{what} are returned: return the loss alone, as `torch.compile(lambda **batch: model(**batch).loss)` does"
             )
         if one not in known and one.users:
-            raise NoHeadLoss(f"{what} are read by {one.name} too: compute that in a step without training")
+            raise NoHeadLoss(f"{what} are read by {one.name} too: leave that out of the steps that train")
 
 
 def check_logits(

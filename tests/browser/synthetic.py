@@ -43,11 +43,11 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
     }
     kernels = sorted({value["kernel"] for value in values.values() if value["kernel"]})
     return {
-        "version": 2, "config": _config(fused), "call": "c.optimize()", "blocked": None, "runs_triton": False,
+        "version": 2, "config": _config(fused), "call": "c.optimize()", "usage": "", "blocked": None, "runs_triton": False,
         "passes": [_pass(fused)], "values": values, "layers": [], "findings": [], "timing": None, "notes": [],
         "steps": None, "update": None, "unused": {"provenance": "modelled", "ops": []},
         "summary": {
-            "ops": [len(ops), len(ops)], "saved_bytes": _SIZES, "peak_bytes": _SIZES, "budgeted_peak": 1,
+            "ops": [len(ops), len(ops)], "saved_bytes": _SIZES, "peak_bytes": _SIZES, "beside_budget": 0, "least_peak": 1,
             "measured_peak_bytes": None,
             "difference": None, "kernels": {"unique": len(kernels), "launches": len(ops)},
         },
@@ -101,7 +101,7 @@ def _value(op: str, phase: str, module: str, reads: list[str], kernel: str, us: 
     return {
         "op": kernel or f"aten.{op}.default", "type": "f32[8, 128]", "stride": [128, 1], "nbytes": 4096, "phase": phase,
         "module": module, "module_type": kind, "source": f"7: x = {op}(x)", "reads": reads, "uses": [], "twins": [],
-        "saved_bytes": 0, "removed": False, "storage": [], "kernel": kernel, "of": "", "time_us": [us, us],
+        "saved_bytes": 0, "removed": False, "storage": [], "kernel": kernel, "of": "", "time_us": [us, us], "lines": [],
     }  # fmt: skip
 
 

@@ -87,6 +87,25 @@ def test_every_row_has_a_point_and_the_shown_one_is_marked(live: Page, written: 
     )
 
 
+def test_a_row_compares_measured_with_measured_and_says_so(live: Page, written: Written) -> None:
+    board = written.boards[0] | {"rows": [dict(row) for row in written.boards[0]["rows"]]}
+    row = board["rows"][1]
+    # As after Measure on a CPU, where the view goes on telling a GPU: modelled it gains, measured it loses.
+    row |= {
+        "kind": "modelled",
+        "ratio": 1.13,
+        "ratio_kind": "measured",
+        "ratio_how": "measured on CPU, in the same rounds",
+    }
+    live.evaluate("board => set('board', board)", board)
+    cell = rows(live).nth(1).locator("td").nth(3)
+    expect(cell).to_contain_text("● +13 %")
+    expect(cell.locator(".tf-cost")).to_have_attribute("title", re.compile("measured over measured: measured on CPU"))
+    row |= {"ratio": None, "ratio_kind": "", "ratio_how": ""}
+    live.evaluate("board => set('board', board)", board)
+    expect(cell).to_have_text("—")
+
+
 def test_points_lie_where_their_numbers_say(live: Page, written: Written) -> None:
     board = written.boards[1]
     mine = [row for row in board["rows"] if row["device"] == board["device"]]

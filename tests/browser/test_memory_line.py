@@ -12,8 +12,9 @@ import torch
 from playwright.sync_api import Locator, Page, expect
 
 import tracefuse
-from tests.browser.contrast import CONTRAST
+from tests.browser.contrast import CONTRAST, SWATCHES
 from tracefuse.demo import GPT, batch
+from tracefuse.optimizers.liveness import KINDS
 from tracefuse.widgets.html import page as html_page
 
 pytestmark = pytest.mark.browser
@@ -131,11 +132,73 @@ def test_what_cannot_be_met_is_said_at_the_line(live: Page, painted: Callable[[P
     assert live.evaluate("sent.at(-1).changes") == {"peak_budget": None}
 
 
-def test_without_a_kernel_it_says_so(saved: Page) -> None:
+def test_without_a_kernel_it_is_still_and_says_why(saved: Page) -> None:
     expect(line(saved)).to_have_attribute("aria-disabled", "true")
     expect(line(saved)).to_have_attribute("title", re.compile("no kernel"))
+    expect(line(saved)).to_contain_text("a budget needs a kernel: run the cell in a notebook")
+    expect(line(saved)).not_to_contain_text("drag")
+    before = line(saved).bounding_box()
     drag(saved, 20)
+    line(saved).press("PageDown")
+    assert line(saved).bounding_box() == before
     expect(line(saved)).to_have_attribute("aria-valuetext", re.compile("^no budget"))
+
+
+def test_where_remat_is_off_it_is_still_too(live: Page) -> None:
+    live.evaluate("""() => { const { payload } = state;
+        set("payload", { ...payload, config: { ...payload.config, remat: null } }); }""")
+    expect(line(live)).to_contain_text("a budget needs remat, which is off")
+    drag(live, 20)
+    assert live.evaluate("sent.filter((one) => one.type === 'configure')") == []
+
+
+def test_it_ends_at_the_least_peak_and_says_so(live: Page, painted: Callable[[Page], None]) -> None:
+    least = live.evaluate("state.payload.summary.least_peak")
+    assert 0.1 * live.evaluate("state.payload.summary.peak_bytes[1]") < least
+    drag(live, 400)
+    assert live.evaluate("sent.at(-1).changes.peak_budget") == least
+    line(live).focus()
+    live.keyboard.press("Home")
+    expect(line(live)).to_contain_text("no choice of what is recomputed reaches less")
+    expect(line(live)).to_have_attribute("aria-valuemin", str(least))
+    live.keyboard.press("Escape")
+    live.evaluate("show(2)")  # a budget that is missed: from then on the least that was found is known
+    painted(live)
+    found = live.evaluate("state.payload.summary.peak_bytes[1]")
+    live.evaluate("show(0)")
+    painted(live)
+    line(live).focus()
+    live.keyboard.press("Home")
+    expect(line(live)).to_contain_text("the least that was found")
+    live.keyboard.press("Enter")
+    assert live.evaluate("sent.at(-1).changes.peak_budget") == found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_swatch_of_a_legend_can_be_seen(live: Page, scheme: Any, painted: Callable[[Page], None]) -> None:
+    live.emulate_media(color_scheme=scheme)
+    painted(live)
+    live.locator(".tf-timeline-more summary").evaluate_all(
+        "all => all.forEach((one) => { one.parentElement.open = true; })"
+    )
+    # Every purpose that there is, whether or not this step has it.
+    live.evaluate(
+        """all => document.querySelector(".tf-kinds").append(...all.map((id) => {
+            const made = document.createElement("span");
+            made.className = "tf-purpose";
+            made.innerHTML = `<i class="tf-purpose-${id}"></i>`;
+            return made;
+        }))""",
+        list(KINDS),
+    )
+    for tab in ("timeline", "layers", "graph", "board"):
+        live.get_by_test_id(f"tf-tab-{tab}").click()
+        found = live.evaluate(SWATCHES)
+        assert found, tab
+        assert [one for one in found if one[1] < 3] == [], tab
+        if tab == "timeline":
+            fills = "all => all.map((one) => getComputedStyle(one).backgroundColor)"
+            assert "rgba(0, 0, 0, 0)" not in live.locator(".tf-purpose i").evaluate_all(fills)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

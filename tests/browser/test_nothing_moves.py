@@ -15,7 +15,7 @@ import torch
 from playwright.sync_api import Page, expect
 
 import tracefuse
-from tests.browser.contrast import CONTRAST
+from tests.browser.contrast import CONTRAST, CUT
 from tracefuse.config.names import PASSES
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import page as html_page
@@ -243,6 +243,18 @@ def test_every_choice_is_taken_back_and_made_again(live: Page) -> None:
     expect(fuse).not_to_be_checked()
 
 
+def test_what_is_refused_is_not_undone(live: Page) -> None:
+    fuse, cat = live.get_by_test_id("tf-toggle-fuse"), live.get_by_test_id("tf-toggle-cat")
+    fuse.click()
+    expect(fuse).not_to_be_checked()
+    cat.click()
+    expect(live.get_by_test_id("tf-pass-cat")).to_contain_text("this is not held")
+    expect(cat).to_be_checked()
+    live.get_by_test_id("tf-undo").click()
+    expect(fuse).to_be_checked()
+    expect(live.get_by_test_id("tf-undo")).to_be_disabled()
+
+
 # --- seen and legible -------------------------------------------------------------------------------------------------
 
 
@@ -270,3 +282,12 @@ def test_every_text_can_be_read(live: Page, scheme: Any) -> None:
             count, problems = live.evaluate(CONTRAST)
             assert count > 50
             assert problems == [], (scheme, tab, state)
+
+
+@pytest.mark.parametrize("width", [800, 1024, 1440])
+def test_no_text_is_cut_without_a_way_to_read_it(live: Page, width: int) -> None:
+    live.set_viewport_size({"width": width, "height": 768})
+    for number, status in (STATES["captured"], STATES["measured"], STATES["pinned"]):
+        for tab in TABS:
+            live.evaluate("given => reset(...given)", [number, status, tab])
+            assert live.evaluate(CUT) == [], tab

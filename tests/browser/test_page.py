@@ -69,6 +69,36 @@ def test_what_the_page_does_not_hold_it_says(page: Page, press: Callable[[Locato
     expect(page.get_by_test_id("tf-toggle-cat")).to_be_checked()
 
 
+def test_a_switch_that_is_refused_is_no_choice(page: Page) -> None:
+    page.get_by_test_id("tf-toggle-fuse").click()
+    page.get_by_test_id("tf-undo").click()
+    page.get_by_test_id("tf-toggle-fuse").click()
+    page.get_by_test_id("tf-undo").click()
+    page.get_by_test_id("tf-redo").click()
+    expect(page.get_by_test_id("tf-toggle-fuse")).not_to_be_checked()
+    for _ in range(2):  # the same answer once more puts the switch back too
+        page.get_by_test_id("tf-toggle-cat").click()
+        expect(page.get_by_test_id("tf-pass-cat").get_by_role("alert")).to_have_count(1)
+        expect(page.get_by_test_id("tf-toggle-cat")).to_be_checked()
+    page.get_by_test_id("tf-undo").click()
+    expect(page.get_by_test_id("tf-toggle-fuse")).to_be_checked()
+    expect(page.get_by_test_id("tf-undo")).to_be_disabled()
+    expect(page.get_by_test_id("tf-redo")).to_be_enabled()
+
+
+def test_its_board_is_what_it_holds_and_says_what_needs_a_kernel(page: Page) -> None:
+    page.get_by_test_id("tf-tab-board").click()
+    rows = page.get_by_test_id("tf-board-table").locator("tbody tr")
+    assert rows.count() > len(PASSES)
+    expect(page.get_by_test_id("tf-plot").locator(".tf-point")).to_have_count(rows.count())
+    said = page.get_by_test_id("tf-board-said")
+    expect(said).to_contain_text(re.compile(rf"^{rows.count()} stored.*Sweep and Compare need a kernel"))
+    expect(rows.first.locator("input")).to_be_disabled()
+    page.get_by_test_id("tf-board-0-without fuse").click()
+    expect(page.get_by_test_id("tf-toggle-fuse")).not_to_be_checked()
+    expect(page.locator("[data-testid=tf-board-table] [aria-current=true]")).to_contain_text("without fuse")
+
+
 def test_a_switch_that_changes_nothing_is_not_offered(page: Page) -> None:
     page.get_by_test_id("tf-toggle-fuse").click()
     expect(page.get_by_test_id("tf-pass-decompose")).to_contain_text("off: needs fuse")

@@ -360,7 +360,8 @@ def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page, press: C
 def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page, press: Callable[[Locator], None]) -> None:
     finding = (
         "{id: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: '1: x',"
-        " fix: 'do', worth: '5 ms', changes: {cat: CAT}, mended: '', is_mended: false, key: 'x', bars: [], trials: []}"
+        " fix: 'do', worth: '5 ms', kind: 'measured', changes: {cat: CAT}, mended: '', is_mended: false, key: 'x',"
+        " bars: [], trials: []}"
     )
     live.get_by_test_id("tf-tab-findings").click()
     live.evaluate(f"set('payload', {{...state.payload, findings: [{finding.replace('CAT', 'false')}]}})")
@@ -654,6 +655,32 @@ def test_the_trace_is_copied_as_text_from_a_saved_page_too(page: Page) -> None:
     assert copied.startswith("def forward(")
     assert "def backward(" in copied
     assert "_kernel" not in copied
+
+
+def test_the_code_that_runs_it_is_copied(page: Page) -> None:
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    page.get_by_test_id("tf-take").click()
+    page.get_by_test_id("tf-take-usage").click()
+    first, *more = page.evaluate("window.copied").splitlines()
+    assert first == "program = c.optimize().compile()"
+    assert len(more) <= 2
+
+
+def test_a_kernel_of_several_lines_names_them_all_with_their_parts(live: Page) -> None:
+    several = live.evaluate("Object.entries(state.payload.values).filter(([, v]) => v.lines.length > 1)")
+    assert several
+    name, value = several[0]
+    live.evaluate("name => set('selected', name)", name)
+    lines = live.get_by_test_id("tf-details-lines").locator("li")
+    expect(lines).to_have_count(len(value["lines"]))
+    for at, (text, _) in enumerate(value["lines"]):
+        expect(lines.nth(at)).to_contain_text(text or "no line of the program")
+        expect(lines.nth(at)).to_contain_text("%")
+    # In the tree a line that has it says with which others it shares it.
+    live.get_by_test_id("tf-tab-trace").click()
+    expect(live.get_by_test_id("tf-tree-with").first).to_have_attribute(
+        "title", re.compile("their whole time stands here")
+    )
 
 
 def test_where_the_clipboard_is_refused_the_text_is_there_to_select(page: Page) -> None:

@@ -59,6 +59,8 @@ interface Value {
   module: string;
   module_type: string;
   source: string;
+  /** Of a kernel that does the work of several lines: those, with the share of its time that each has by the model, the largest first; else empty. */
+  lines: [string, number][];
   reads: string[];
   uses: string[];
   twins: string[];
@@ -198,7 +200,7 @@ interface KernelRecord {
   /** The value of its first call. */
   part: string;
   /** The ops that all its calls stand for; null where no pass made it. `made` of them are no ops of the capture. */
-  replaces: { ops: [string, number][]; launches: number; made: number; us: number; nbytes: number } | null;
+  replaces: { ops: [string, number][]; launches: number; again: number; us: number; nbytes: number } | null;
   kind: TimeKind | "";
   calls: number;
   ops: string[];
@@ -260,6 +262,8 @@ interface Finding {
   source: string;
   fix: string;
   worth: string;
+  /** How the worth is known; "" of one that names no time. */
+  kind: TimeKind | "";
   /** What tries the fix, if a switch can. */
   changes: Partial<Config> | null;
   /** Which passes that are on mend it, and what they leave; "" where none can. */
@@ -324,6 +328,8 @@ interface Payload {
   config: Config;
   /** The same choice in Python; "" if no name holds the capture. */
   call: string;
+  /** Lines of Python that compile and run it; "" where no name holds the capture. */
+  usage: string;
   /** Why this variant can be neither measured nor exported. */
   blocked: string | null;
   /** Which step of a loop is shown, and each of them on a line; null of a single step. */
@@ -336,8 +342,10 @@ interface Payload {
     ops: [number, number];
     saved_bytes: [number, number];
     peak_bytes: [number, number];
-    /** The static peak of the optimised forward and backward alone, which `peak_budget` bounds. */
-    budgeted_peak: number;
+    /** Bytes that the view counts and `peak_budget` does not, which bounds forward and backward alone: an optimizer's state. */
+    beside_budget: number;
+    /** What no budget gets the peak of the optimised program below, whatever is recomputed. */
+    least_peak: number;
     /** From the allocator of a GPU; null where not measured. */
     measured_peak_bytes: [number, number] | null;
     /** Largest |Δ| of results, gradients and, where there is an update, its new values against eager; null where not measured. */
@@ -351,7 +359,7 @@ interface Payload {
   values: Record<string, Value>;
   clock: Clock;
   /** What a step takes and what would shorten it, in a sentence, and the findings that lead. */
-  sentence: { said: string; actions: { key: string; title: string; worth: string }[] };
+  sentence: { said: string; actions: { key: string; title: string; worth: string; kind: TimeKind | "" }[] };
   /** "measured on …", "predicted for …" or "modelled: …", of the values' times. */
   times: { before: string; after: string };
   memory: {
@@ -396,8 +404,11 @@ interface BoardRow {
   step_us: number;
   kind: TimeKind;
   device: string;
-  /** Beside the captured program of its capture; null where that is not known on this device. */
+  /** Beside the captured program of its capture, both of one kind; null where no two times of one kind are known. */
   ratio: number | null;
+  ratio_kind: TimeKind | "";
+  /** On what, and how that is known. */
+  ratio_how: string;
   /** What was predicted before it was measured, or is now. */
   forecast_us: number | null;
   /** As timed last, in ms. */

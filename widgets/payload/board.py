@@ -18,6 +18,7 @@ from tracefuse.timeline.measurements import Entry, Measurements
 from tracefuse.variant import Variant, Variants
 from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
 from tracefuse.widgets.payload.facts import size
+from tracefuse.widgets.payload.kernels import lines_of_calls
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.passes import config_record
 from tracefuse.widgets.payload.timing import SHOWN
@@ -99,9 +100,7 @@ def _rows(at: int, stand: Stand, clock: Clock) -> list[dict[str, Any]]:
             "call": config.as_code(),
             "config": config_record(config),
             **asdict(entry),
-            "ratio": entry.step_us / captured.step_us
-            if captured and captured.step_us and captured.device == entry.device
-            else None,
+            **to_captured(known, config, entry, captured),
             "forecast_us": _forecast_us(stand, config, entry),
             "measured": measured_step(known, config),
             "is_captured": config == Config.off(),
@@ -131,10 +130,41 @@ def measured_step(known: Measurements, config: Config) -> dict[str, Any] | None:
         beside = pinned or Config.off()
         program = timing.program(SHOWN) if optimised == config else timing.baseline if beside == config else None
         if program is not None:
-            times = program.times_ms
-            step: Estimate = times.get("step") or list(times.values())[-1]
-            return asdict(step) | {"where": timing.device}
+            return asdict(_step(program.times_ms)) | {"where": timing.device}
     return None
+
+
+def to_captured(known: Measurements, config: Config, entry: Entry, captured: Entry | None) -> dict[str, Any]:
+    """The step of a configuration over that of the captured program, and of which kind both times are: measured over measured
+    where both were, on one device; else as the entries have them, modelled over modelled. "ratio" is None, and "ratio_kind"
+    "", where nothing like it is known of the captured program; "ratio_how" says how it is known."""
+    found = _measured_ratio(known, config)
+    if found is not None:
+        return {"ratio": found[0], "ratio_kind": "measured", "ratio_how": found[1]}
+    kinds = {entry.kind, captured.kind} if captured else set()
+    is_alike = captured is not None and captured.device == entry.device and ("modelled" not in kinds or len(kinds) == 1)
+    if captured is None or not is_alike or not captured.step_us:
+        return {"ratio": None, "ratio_kind": "", "ratio_how": ""}
+    kind = "predicted" if "predicted" in kinds else entry.kind
+    return {"ratio": entry.step_us / captured.step_us, "ratio_kind": kind, "ratio_how": f"both {kind}, {entry.device}"}
+
+
+def _measured_ratio(known: Measurements, config: Config) -> tuple[float, str] | None:
+    """The median ratio of a configuration that was timed beside the captured program; of one that was timed beside another
+    one on the same device the ratio of the medians."""
+    beside = next((timing for pair, timing in reversed(known.timings.items()) if pair == (config, None)), None)
+    if beside is not None and beside.baseline.name == "captured":
+        ratio = _step(beside.program(SHOWN).ratios)
+        return ratio.median, f"{beside.device}, in the same rounds, 99 % interval {ratio.low:.3f} to {ratio.high:.3f}"
+    mine, captured = measured_step(known, config), measured_step(known, Config.off())
+    if mine is None or captured is None or mine["where"] != captured["where"]:
+        return None
+    return mine["median"] / captured["median"], f"{mine['where']}, each in rounds of its own"
+
+
+def _step(by_phase: Mapping[str, Estimate]) -> Estimate:
+    """That of the whole step; of a program without a backward that of its forward."""
+    return by_phase.get("step") or list(by_phase.values())[-1]
 
 
 # --- a configuration in words -----------------------------------------------------------------------------------------
@@ -184,7 +214,7 @@ def comparison_record(pair: tuple[tuple[int, Variant], tuple[int, Variant]], sta
     (_, one), (_, other) = pair
     times = clocks[0].of(one.whole), clocks[1].of(other.whole)
     folds = folded_paths(other.program.whole) | folded_paths(one.program.whole)
-    modules = compared(one.whole, other.whole, times, folds)
+    modules = compared(one.whole, other.whole, times, folds, (lines_of_calls(one), lines_of_calls(other)))
     return {
         "sides": [
             {

@@ -7,7 +7,7 @@ trace and those of all steps before that pass are the same ones as before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers import liveness
+from tracefuse.optimizers.costs.cost import flops
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
@@ -81,6 +82,37 @@ def memory(trace: Trace) -> dict[str, Any]:
         "again": [at for at, node in enumerate(trace.ops) if _computes_again(node)],
         "storages": _storages(lifetimes(trace), peak),
     }
+
+
+@per_trace
+def held_throughout(trace: Trace) -> int:
+    """Bytes of inputs and parameters, and of what an optimizer keeps: alive in every op."""
+    return sum(life.nbytes for life in lifetimes(trace) if life.is_input)
+
+
+@per_trace
+def update_peak(trace: Trace) -> int:
+    """The peak within the update alone, which no choice of what the backward recomputes changes; 0 without an update."""
+    live = memory(trace)["live"]
+    return max((count for node, count in zip(trace.ops, live, strict=True) if phase(node) == "update"), default=0)
+
+
+@per_trace
+def least_peak(trace: Trace) -> int:
+    """Bytes that no choice of what to recompute gets the peak of forward and backward below: inputs and parameters, which are
+    alive throughout, beside all gradients and results, which are alive at the end, or beside what the largest matmul,
+    convolution or attention reads and writes. All else may become another kernel, by that choice."""
+    known = lifetimes(trace)
+    memories: dict[str, dict[int, int]] = {}
+    for at, life in enumerate(known):
+        for name in () if life.is_input else life.aliases:
+            memories.setdefault(name, {})[at] = life.nbytes
+
+    def together(nodes: Iterable[fx.Node]) -> int:
+        return sum({at: count for node in nodes for at, count in memories.get(node.name, {}).items()}.values())
+
+    ops = [[node, *node.all_input_nodes] for node in trace.ops if flops(node)]
+    return held_throughout(trace) + max(map(together, (trace.returned, *ops)))
 
 
 def _computes_again(node: fx.Node) -> bool:

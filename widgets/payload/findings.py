@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -24,9 +25,15 @@ def finding_records(
 
 
 def _record(finding: Finding) -> dict[str, Any]:
-    record = asdict(finding) | {"key": finding.key}
+    record = asdict(finding) | {"key": finding.key, "kind": kind_of(finding.worth)}
     del record["fixes"]
     return record
+
+
+def kind_of(worth: str) -> str:
+    """How a worth is known, by its own words: "measured", "predicted" or "modelled"; "" of one that names no time."""
+    said = re.search(r"\((measured|predicted|modelled)", worth)
+    return said[1] if said else ""
 
 
 def _trials(finding: Finding, variant: Variant, tried: Mapping[TrialKey, Said]) -> Sequence[dict[str, str]]:

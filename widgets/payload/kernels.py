@@ -19,16 +19,26 @@ from tracefuse.build.modules import HOPPER, resources
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, bytes_read, bytes_written
-from tracefuse.optimizers.costs.datasheets import datasheet_of
+from tracefuse.optimizers.costs.datasheets import H100_SXM_DATASHEET, datasheet_of
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 from tracefuse.optimizers.ops import op_name
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Source, Trace, recomputes
 from tracefuse.tables.folding import folded_paths
-from tracefuse.tables.replaced import Replaced, kernel_said, library_said, placed, replaced, said
+from tracefuse.tables.replaced import (
+    Replaced,
+    captured_ops,
+    kernel_said,
+    library_said,
+    lines_of,
+    placed,
+    replaced,
+    said,
+    share_of_each,
+)
 from tracefuse.timeline.kernel_times import KernelRow, Reached, calls_by_kernel, kernel_rows
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.facts import per_trace
@@ -38,6 +48,8 @@ MAX_ATEN = 64
 """ATen operators that have a row of their own: those below take next to nothing of a step."""
 MAX_VALUES = 24
 """Calls that are named: more than anybody follows by hand."""
+MOST_LINES = 8
+"""Lines of one kernel that are named: the others have small parts of it."""
 folds_of = per_trace(folded_paths)
 Resources = dict[str, Any]
 """What `inspect_kernel` found: {registers, shared_bytes, spills, target}."""
@@ -56,16 +68,12 @@ def kernel_records(
     whole = variant.whole
     rows = {row.name: row for row in kernel_rows(whole, times.us, peaks)} if times else {}
     calls, folds = calls_by_kernel(whole), folds_of(variant.baseline.whole)
-    found = replaced(variant.passes)
-    if variant.update is not None:
-        of_update, in_whole = replaced(variant.update.passes), variant.names_in_whole
-        found = found | {in_whole[name]: one for name, one in of_update.items() if name in in_whole}
-    captured = {node.name for node in variant.baseline.whole.ops}
+    found, stood = replaced_in(variant), stood_for(variant)
     return [
         kernel_record(kernel, count, owner_of(kernel.name, variant))
         | speed_record(rows.get(kernel.name), times, peaks, calls[kernel.name], variant.runs_triton)
         | {"said": _said(calls[kernel.name], found, folds), "part": calls[kernel.name][0].name}
-        | {"replaces": _replaces(calls[kernel.name], found, of, captured)}
+        | {"replaces": _replaces(calls[kernel.name], found, stood, of(variant.baseline.whole))}
         | {"resources": (inspected or {}).get(kernel.name)}
         for kernel, count in kernel_calls(whole)
     ]
@@ -77,21 +85,81 @@ def _said(calls: Sequence[fx.Node], found: Mapping[str, Replaced], folds: Mappin
     return f"{kernel_said(ops)}{placed(calls, folds)}"
 
 
+# --- what it stands for ---
+
+
+def replaced_in(variant: Variant) -> dict[str, Replaced]:
+    """By the name of each call of a kernel in the whole step what it replaced."""
+    found = replaced(variant.passes)
+    if variant.update is None:
+        return found
+    in_whole = variant.names_in_whole
+    return found | {in_whole[name]: one for name, one in replaced(variant.update.passes).items() if name in in_whole}
+
+
+def stood_for(variant: Variant) -> dict[str, list[tuple[fx.Node, float]]]:
+    """By the name of each call of a kernel in the whole step the captured ops that it does the work of, each with the share of
+    it that it does."""
+    parts = [(replaced(variant.passes), captured_ops(variant.baseline.trace, variant.passes), {})]
+    if variant.update is not None and variant.baseline.update is not None:
+        steps, late = variant.update.passes, variant.baseline.update.trace
+        parts.append((replaced(steps), captured_ops(late, steps), variant.names_in_whole))
+    nodes = [{n.name: n for n in variant.baseline.whole.ops}, _late_nodes(variant.baseline)]
+    return {
+        renamed.get(name, name): [(named[op], share) for op, share in shares.items()]
+        for (found, captured, renamed), named in zip(parts, nodes, strict=False)
+        for name, shares in zip(found, share_of_each(found.values(), captured, model_us), strict=True)
+    }
+
+
+def _late_nodes(captured: Variant) -> dict[str, fx.Node]:
+    """The ops of the captured whole step by their names in its update."""
+    there = {node.name: node for node in captured.whole.ops}
+    return {name: there[other] for name, other in captured.names_in_whole.items()}
+
+
+@per_trace
+def model_us(trace: Trace) -> Mapping[str, float]:
+    """What each op takes of one roofline, alone: what parts of one time are told apart by, whatever GPU is shown."""
+    return modelled(trace, H100_SXM_DATASHEET).us
+
+
+def lines_of_calls(variant: Variant) -> dict[str, dict[str, tuple[Source | None, float]]]:
+    """By the name of each call of a kernel that does the work of several lines: those, with the share of the call's time that
+    each has by the model."""
+    found = {name: lines_of(one, model_us) for name, one in replaced_in(variant).items()}
+    return {name: lines for name, lines in found.items() if len(lines) > 1}
+
+
+def line_records(variant: Variant) -> dict[str, list[list[Any]]]:
+    """The same for the view: each line as values have their own, and its share."""
+    return {
+        name: [[f"{one.line}: {one.text.strip()}" if one else "", round(share, 4)] for one, share in lines.values()][
+            :MOST_LINES
+        ]
+        for name, lines in lines_of_calls(variant).items()
+    }
+
+
 def _replaces(
-    calls: Sequence[fx.Node], found: Mapping[str, Replaced], of: Callable[[Trace], OpTimes], captured: set[str]
+    calls: Sequence[fx.Node],
+    found: Mapping[str, Replaced],
+    stood: Mapping[str, Sequence[tuple[fx.Node, float]]],
+    captured: OpTimes,
 ) -> dict[str, Any] | None:
-    """The ops that all calls of a kernel did away with: how many, of which kinds, their time and bytes; None of a kernel that
-    no pass made."""
+    """The captured ops that all calls of a kernel did away with: how many, of which kinds, their time and bytes, of an op that
+    several kernels share the part that is theirs; and how many ops it computes again. None of a kernel that no pass made."""
     if any(call.name not in found for call in calls):
         return None
-    ops = [(node, of(one.before)) for one in (found[call.name] for call in calls) for node in one.ops]
-    kinds = Counter(said(node) for node, _ in ops)
+    ops = [one for call in calls for one in stood[call.name]]
+    named = {node.name: node for node, _ in ops}
+    kinds = Counter(map(said, named.values()))
     return {
         "ops": [[name, count] for name, count in kinds.most_common()],
-        "launches": len(ops),
-        "made": sum(node.name not in captured for node, _ in ops),
-        "us": sum(times.us.get(node.name, 0.0) for node, times in ops),
-        "nbytes": sum(bytes_moved(node) for node, _ in ops),
+        "launches": len(named),
+        "again": sum(recomputes(node) is not None for call in calls for node in found[call.name].ops),
+        "us": sum(share * captured.us.get(node.name, 0.0) for node, share in ops),
+        "nbytes": round(sum(share * bytes_moved(node) for node, share in ops)),
     }
 
 

@@ -29,6 +29,7 @@ from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.remat.saved import REASONS
+from tracefuse.optimizers.trace import val
 from tracefuse.recording.calls import Guard
 from tracefuse.steps.steps import Steps
 from tracefuse.tables.folding import grouped
@@ -40,9 +41,9 @@ from tracefuse.timeline.measurements import Said, TrialKey
 from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
-from tracefuse.widgets.payload.facts import gpu_input_bytes, memory, size
+from tracefuse.widgets.payload.facts import gpu_input_bytes, held_throughout, least_peak, memory, size, update_peak
 from tracefuse.widgets.payload.findings import finding_records
-from tracefuse.widgets.payload.kernels import Resources, aten_records, kernel_calls, kernel_records
+from tracefuse.widgets.payload.kernels import Resources, aten_records, kernel_calls, kernel_records, line_records
 from tracefuse.widgets.payload.levers import lever_record
 from tracefuse.widgets.payload.passes import config_record, pass_record
 from tracefuse.widgets.payload.sentence import sentence_record
@@ -96,6 +97,7 @@ def payload(
         "version": VERSION,
         "config": config_record(variant.config),
         "call": variant.config.as_code(name) if name else "",
+        "usage": usage(variant, name) if name else "",
         "blocked": blocked(variant),
         "steps": steps_record(variant.capture.steps),
         "no_verdict": why_no_verdict(variant.capture.backward),
@@ -111,7 +113,7 @@ def payload(
         "forward": half(beside.forward, variant.forward),
         "backward": half(beside.backward, variant.backward),
         "update": update_record(beside, variant),
-        "values": values(before, after, op_times),
+        "values": values(before, after, op_times, line_records(variant)),
         "clock": clock.record(),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
         "memory": {
@@ -172,15 +174,37 @@ def summary(beside: Variant, variant: Variant, timing: Timing | None = None) -> 
     old, new = size(beside.whole_in_place), size(variant.whole_in_place)
     calls = [count for _, count in kernel_calls(variant.whole)]
     inputs = gpu_input_bytes(beside.whole), gpu_input_bytes(variant.whole)
+    beside_budget = held_throughout(variant.whole_in_place) - held_throughout(variant.trace)
     return {
         "ops": [beside.whole.op_count, variant.whole.op_count],
         "saved_bytes": [old.saved_bytes, new.saved_bytes],
         "peak_bytes": [old.peak_bytes, new.peak_bytes],
-        "budgeted_peak": memory(variant.trace)["peak"],
+        "beside_budget": beside_budget,
+        "least_peak": max(least_peak(variant.trace) + beside_budget, update_peak(variant.whole_in_place)),
         "measured_peak_bytes": measured_peak_bytes(timing, inputs) if timing else None,
         "difference": difference_record(timing) if timing else None,
         "kernels": {"unique": len(calls), "launches": sum(calls)},
     }
+
+
+def usage(variant: Variant, name: str) -> str:
+    """Lines of Python that run `variant`, where `name` holds the capture: on what was captured, with the model as it is."""
+    names = [one.name for one in variant.program.trace.inputs if one.kind == "input"]
+    given = f"other data goes by name: {', '.join(names)}" if names else "it takes no data"
+    if variant.program.update is not None:
+        did = f"# forward, backward and update of the live model; {given}"
+        return f"step = {variant.config.as_code(name)}.compile()\nresult = step()  {did}"
+    results = [one for one in variant.program.trace.outputs if one.kind == "result"]
+    made = "result" if len(results) == 1 else "results"
+    text = f"program = {variant.config.as_code(name)}.compile()\n{made} = program()  # on the captured data; {given}"
+    return f"{text}\nresult.backward()" if is_differentiated(variant) and made == "result" else text
+
+
+def is_differentiated(variant: Variant) -> bool:
+    """Whether the one result is a number whose gradient the program computed."""
+    trace = variant.program.trace
+    results = [node for one, node in zip(trace.outputs, trace.returned, strict=True) if one.kind == "result"]
+    return len(results) == 1 and val(results[0]).numel() == 1 and any(o.kind == "gradient" for o in trace.outputs)
 
 
 def blocked(variant: Variant) -> str | None:

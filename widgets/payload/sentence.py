@@ -14,6 +14,7 @@ from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.layers import Layers
 from tracefuse.text import counted, share_text, time_text
 from tracefuse.widgets.payload.clock import DEFAULT, Clock
+from tracefuse.widgets.payload.findings import kind_of
 
 MOST_ACTIONS = 3
 LEAST = 0.005
@@ -30,8 +31,11 @@ def sentence_record(
 ) -> dict[str, Any]:
     """`said` is the sentence, `actions` are the findings that lead, the most worth first, each with what it is worth."""
     left = sorted((one for one in findings if not one["is_mended"]), key=_share, reverse=True)
-    parts = [_step(clock, summary, is_on_gpu), *_where(rows), *_lever(left, deltas)]
-    actions = [{"key": one["key"], "title": one["title"], "worth": worth_of(one)} for one in left[:MOST_ACTIONS]]
+    parts = [_step(clock, summary, is_on_gpu), *_where(rows), *_lever(left, deltas, clock.times[1].kind)]
+    actions = [
+        {"key": one["key"], "title": one["title"], "worth": worth_of(one), "kind": _kind(one)}
+        for one in left[:MOST_ACTIONS]
+    ]
     return {"said": f"{'; '.join(parts)}.", "actions": actions}
 
 
@@ -60,12 +64,14 @@ def _where(rows: Layers) -> list[str]:
     return parts
 
 
-def _lever(left: Sequence[Mapping[str, Any]], deltas: Mapping[str, float | None]) -> list[str]:
+def _lever(left: Sequence[Mapping[str, Any]], deltas: Mapping[str, float | None], of_step: str) -> list[str]:
+    """The finding or the pass that gains most, marked where it is known in another way than the step is."""
     if not left:
         name, us = min(((name, us or 0.0) for name, us in deltas.items()), key=lambda one: one[1], default=("", 0.0))
         gained = [f"most is gained by the pass {name}: {time_text(-us)}"] if us < 0 else []
         return [*gained, "nothing else was found that slows it down"]
-    worth = worth_of(left[0])
+    worth, kind = worth_of(left[0]), _kind(left[0])
+    worth += f", {kind}" if worth and kind not in ("", of_step) else ""
     return [f"first to mend: {left[0]['title']}{f' ({worth})' if worth else ''}"]
 
 
@@ -78,8 +84,15 @@ def _share(finding: Mapping[str, Any]) -> tuple[bool, float]:
 
 def _left(finding: Mapping[str, Any]) -> str:
     """The finding's worth in its own words, where passes are on already what they leave of it."""
-    left = str(finding.get("mended", "")).partition("left: ")[2]
-    return (left or str(finding["worth"])).partition(" (")[0]
+    return _words(finding).partition(" (")[0]
+
+
+def _kind(finding: Mapping[str, Any]) -> str:
+    return kind_of(_words(finding))
+
+
+def _words(finding: Mapping[str, Any]) -> str:
+    return str(finding.get("mended", "")).partition("left: ")[2] or str(finding["worth"])
 
 
 def worth_of(finding: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -187,12 +187,21 @@ def _line_record(line: Line) -> dict[str, str]:
     return {"code": line.code, "comment": line.comment, "value": line.value, "kind": line.kind, "diff": line.mark}
 
 
-def values(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> dict[str, dict[str, Any]]:
-    """Every value by name, those included that the passes removed; `times` are of the ops before and after."""
+def values(
+    before: Trace, after: Trace, times: tuple[OpTimes, OpTimes], lines: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Every value by name, those included that the passes removed; `times` are of the ops before and after, `lines` those of
+    kernels that do the work of several, with the share of each."""
     old, new = trace_facts.values(before), trace_facts.values(after)
     removed = {node.name: old[node.name] for node in before.ops if node.name not in new}
     us_before, us_after = (one.us for one in times)
+    lines = lines or {}
     return {
-        name: {**record, "removed": name in removed, "time_us": [us_before.get(name), us_after.get(name)]}
+        name: {
+            **record,
+            "removed": name in removed,
+            "time_us": [us_before.get(name), us_after.get(name)],
+            "lines": lines.get(name, []),
+        }
         for name, record in (removed | new).items()
     }

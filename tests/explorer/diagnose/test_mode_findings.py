@@ -104,7 +104,7 @@ def test_what_was_measured_of_them_is_the_most_they_are_worth() -> None:
     (finding,) = found(NAME, of)
     times = OpTimes(dict.fromkeys(finding.values, 50.0), "measured on a test")
     (measured,) = found(NAME, replace(of, times=times))
-    assert measured.worth == "at most 60.9 µs of 100 µs a step, 61 % (measured on a test; rates modelled)"
+    assert measured.worth == "at most 60.9 µs of 100 µs a step, 61 % (predicted: measured on a test, rates modelled)"
 
 
 @pytest.mark.parametrize(

@@ -436,9 +436,10 @@ def test_halves_whose_scale_nobody_knows_stay() -> None:
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
-def test_an_exported_step_computes_in_chunks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", [total, shifted, capped_by_sigmoid], ids=lambda loss: loss.__name__)
+def test_an_exported_step_computes_in_chunks(loss: Callable[[Head], Tensor], tmp_path: Path) -> None:
     model = Head(f32, tied=True)
-    capture = captured(model, total)
+    capture = captured(model, loss)
     expected = {n: p.grad.clone() for n, p in model.named_parameters()}
     capture._machine = TAKES_ALL
     path = capture.optimize().export(tmp_path / "step.py")
@@ -454,8 +455,8 @@ def test_an_exported_step_computes_in_chunks(tmp_path: Path) -> None:
     model.zero_grad()
     parameters = dict(model.named_parameters())
     given = dict(zip(capture.variant(Config.off()).compile().inputs, capture.live_inputs, strict=False))
-    loss = module.run(*(parameters.get(row[1], given[row[0]]) for row in module.INPUTS))
-    (loss[0] if isinstance(loss, tuple) else loss).backward()
+    found = module.run(*(parameters.get(row[1], given[row[0]]) for row in module.INPUTS))
+    (found[0] if isinstance(found, tuple) else found).backward()
     torch.testing.assert_close({n: p.grad for n, p in model.named_parameters()}, expected)
 
 

@@ -12,6 +12,7 @@ import torch
 
 import tracefuse
 from tracefuse.config import PASSES, Config
+from tracefuse.demo import GPT, batch
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.optimizers.liveness import KINDS, saved_bytes
 from tracefuse.optimizers.passes import Decision
@@ -397,3 +398,52 @@ def test_a_forward_alone_says_that_it_has_no_backward() -> None:
     assert "no backward" in text
     assert "0 -> 0" not in text
     assert "saved for backward" not in text
+
+
+# --- taken along ------------------------------------------------------------------------------------------------------
+
+
+def test_the_code_that_is_taken_along_runs_as_it_stands() -> None:
+    torch.manual_seed(0)
+    model, (tokens, targets) = GPT(layers=1, width=32, heads=2, vocab=61, length=16, dropout=0.0), batch(61, 2, 12)
+    c = tracefuse.capture(lambda: model(tokens, targets).backward())
+    model.zero_grad()
+    usage = payload(c.optimize(remat=0.0), name="mine")["usage"]
+    assert len(usage.splitlines()) == 3
+    known = {"mine": c}
+    exec(usage, known)
+    ours = {name: one.grad for name, one in model.named_parameters()}
+    model.zero_grad()
+    loss = model(tokens, targets)
+    loss.backward()
+    torch.testing.assert_close(known["result"], loss)
+    for name, one in model.named_parameters():
+        torch.testing.assert_close(ours[name], one.grad)
+    assert payload(c.optimize(), name=None)["usage"] == ""
+
+
+def test_of_a_whole_step_it_updates_the_model() -> None:
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append((model := torch.nn.Linear(4, 4), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)))
+    x = torch.randn(8, 4)
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(4):
+            step(*models[0])
+    for _ in range(4):
+        step(*models[1])
+    usage = payload(c.optimize(), name="c")["usage"]
+    assert len(usage.splitlines()) == 2
+    exec(usage, {"c": c})
+    step(*models[1])
+    for ours, theirs in zip(models[0][0].parameters(), models[1][0].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)

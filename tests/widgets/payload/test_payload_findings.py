@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.diagnose.fixes import NO_GPU
 from tracefuse.errors import FixError
 from tracefuse.widgets.html import to_html
+from tracefuse.widgets.payload.findings import kind_of
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.payload.program import payload
@@ -169,3 +171,70 @@ def test_of_a_pass_that_is_on_the_view_says_why_it_left_something() -> None:
     assert "`pad` is on; left: " in one["mended"]
     assert (one["changes"], one["trials"]) == (None, [])
     assert one["mended"] in {finding.mended for finding in v.findings()}
+
+
+_TIME = re.compile(r"\d[\d.,]*(?:e-?\d+)? (?:ns|µs|ms|s)\b")
+_KIND = re.compile(r"\b(measured|predicted|modelled)\b")
+
+
+def test_every_time_of_a_finding_says_how_it_is_known(measured_steps: list[dict[str, Any]]) -> None:
+    for shown in measured_steps:
+        for one in shown["findings"]:
+            said = [text for _, text in one["evidence"]] + [one["worth"], one["mended"]]
+            unmarked = [text for text in said if _TIME.search(text) and not _KIND.search(text)]
+            assert unmarked == []
+            assert one["kind"] == kind_of(one["worth"])
+            assert bool(one["kind"]) or not _TIME.search(one["worth"])
+
+
+def test_what_is_modelled_beside_a_measured_step_names_both_kinds() -> None:
+    x, seen = torch.randn(512, 64), torch.randn(512, 64, requires_grad=True)
+
+    def step() -> None:
+        out = x * seen
+        out.softmax(-1).sqrt()
+        out.sum().backward()
+
+    variant = tracefuse.capture(step).optimize()
+    modelled = variant.op_times
+    measured = replace(modelled, provenance="measured on a test")
+    (one,) = (one for one in variant.baseline.findings(captured=measured) if one.id == "never-used")
+    assert kind_of(one.worth) == "modelled"
+    assert one.worth.endswith("; the step: measured on a test)")
+    (one,) = (one for one in variant.baseline.findings(captured=modelled) if one.id == "never-used")
+    assert "; the step: " not in one.worth
+
+
+@pytest.fixture(scope="module")
+def measured_steps() -> list[dict[str, Any]]:
+    """A program with findings of several kinds, modelled, then measured on the CPU that it ran on."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    x, seen = torch.randn(512, 64), torch.randn(512, 64, requires_grad=True)
+
+    def step() -> None:
+        out = model(x * seen)
+        out.softmax(-1).sqrt()
+        torch.cat([out, out]).sigmoid().sum().backward()
+
+    explorer = tracefuse.capture(step).optimize().explore()
+    explorer.budget_s = 0.1
+    shown = [explorer.payload]
+    explorer.measure()
+    explorer.show_times_of("here")
+    return [*shown, explorer.payload]
+
+
+@pytest.mark.parametrize(
+    ("worth", "kind"),
+    [
+        ("2 ms of 9 ms a step, 21 % (measured on CPU, op by op)", "measured"),
+        ("2 ms of 9 ms a step, 21 % (predicted for CPU: the rest is modelled)", "predicted"),
+        (
+            "2 ms beside the 9 ms of what is used, 18 % of both (modelled: roofline; the step: measured on CPU)",
+            "modelled",
+        ),
+        ("nothing on a CPU; on a GPU the host would wait", ""),
+    ],
+)
+def test_a_worth_has_the_kind_of_its_own_number(worth: str, kind: str) -> None:
+    assert kind_of(worth) == kind

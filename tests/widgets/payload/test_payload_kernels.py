@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -20,6 +21,8 @@ from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import line_of
+from tracefuse.timeline.kernel_times import calls_by_kernel
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload import kernels
 from tracefuse.widgets.payload.clock import Clock
@@ -29,6 +32,8 @@ from tracefuse.widgets.payload.kernels import (
     kernel_calls,
     kernel_records,
     mean_bytes,
+    replaced_in,
+    stood_for,
 )
 from tracefuse.widgets.payload.program import payload
 
@@ -87,13 +92,43 @@ def test_a_modelled_kernel_has_a_time_and_a_bound_and_no_share_of_the_peak(on_gp
         assert (record["kind"], record["bound"], record["peak_share"]) == ("modelled", "memory", None)
 
 
-def test_a_kernel_stands_beside_the_ops_that_it_replaced() -> None:
-    before = {node.name: 10.0 for node in variant().passes[-1].before.ops if does_work(node)}
-    for record in kernel_records(variant(), of=lambda _: times_of(before)):
-        found = record["replaces"]
-        assert sum(count for _, count in found["ops"]) == found["launches"] >= record["calls"]
-        assert found["us"] == 10 * found["launches"]
-        assert found["nbytes"] >= record["calls"] * record["nbytes_written"]
+def test_a_kernel_stands_for_the_captured_ops_whatever_passes_made_of_them() -> None:
+    captured = {node.name: node for node in variant().baseline.whole.ops if does_work(node)}
+    parts = stood_for(variant())
+    done: Counter[str] = Counter()
+    for stood in parts.values():
+        for node, share in stood:
+            assert captured[node.name] is node
+            assert 0 < share <= 1 + 1e-9
+            done[node.name] += share
+    assert all(share <= 1 + 1e-9 for share in done.values())
+    # Decomposed into several ops, which lie in several kernels, they are one op each.
+    losses = [name for name, node in captured.items() if "nll_loss" in str(node.target)]
+    assert losses
+    assert all(done[name] == pytest.approx(1) for name in losses)
+    assert sum(sum(node.name in losses for node, _ in stood) for stood in parts.values()) > len(losses)
+
+
+def test_a_kernel_stands_beside_the_captured_ops_with_their_own_times() -> None:
+    captured = {node.name: 10.0 for node in variant().baseline.whole.ops if does_work(node)}
+    parts, calls = stood_for(variant()), calls_by_kernel(variant().whole)
+    for record in kernel_records(variant(), of=lambda _: times_of(captured)):
+        found, mine = record["replaces"], [one for call in calls[record["name"]] for one in parts[call.name]]
+        assert sum(count for _, count in found["ops"]) == found["launches"] == len({node.name for node, _ in mine})
+        assert found["us"] == pytest.approx(10 * sum(share for _, share in mine))
+        assert not {name for name, _ in found["ops"]} & {"exp", "logsumexp", "gather", "rsqrt"}  # what decompose makes
+
+
+def test_a_kernel_names_every_line_whose_work_it_does() -> None:
+    shown = payload(variant())
+    several = {name: value["lines"] for name, value in shown["values"].items() if value["lines"]}
+    found = replaced_in(variant())
+    assert several
+    for name, lines in several.items():
+        wanted = {line_of(node).partition("  ")[2] for node in found[name].ops}
+        assert {text.partition(": ")[2] for text, _ in lines} == wanted
+        assert sum(share for _, share in lines) == pytest.approx(1, abs=1e-3)
+        assert [share for _, share in lines] == sorted((share for _, share in lines), reverse=True)
 
 
 def test_the_calls_of_a_long_sum_read_its_operands_in_the_mean() -> None:

@@ -53,3 +53,13 @@ def test_a_payload_leaves_what_is_kept_as_it_is() -> None:
     first = payload(variant)
     assert payload(variant) == first
     assert all("time_us" not in record for record in trace_facts.values(variant.trace).values())
+
+
+@pytest.mark.parametrize("name", ["gpt", "rope", "residual_chain", "conv_batchnorm"])
+def test_no_budget_gets_the_peak_below_the_least(name: str) -> None:
+    variant = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run).optimize()
+    for fuse in (True, False):
+        low = variant.with_config(peak_budget=2, fuse=fuse)
+        least = trace_facts.least_peak(low.trace)
+        assert 0 < least <= trace_facts.size(low.trace).peak_bytes
+        assert trace_facts.least_peak(variant.with_config(fuse=fuse).trace) == least  # whatever is recomputed

@@ -16,8 +16,8 @@ from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.liveness import peak_bytes
-from tracefuse.timeline.measurements import Entry
-from tracefuse.widgets.payload.board import outcome
+from tracefuse.timeline.measurements import Entry, Measurements
+from tracefuse.widgets.payload.board import outcome, to_captured
 from tracefuse.widgets.payload.passes import config_record
 from tracefuse.widgets.text import board_text
 from tracefuse.widgets.view.boarding import swept
@@ -83,6 +83,33 @@ def test_what_was_measured_stands_with_its_interval_and_what_was_predicted() -> 
     assert row["step_us"] == pytest.approx(1e3 * step["median"])
     assert row["forecast_us"] is not None
     assert predicted > 0
+
+
+def test_a_row_compares_like_with_like() -> None:
+    explorer = captured().explore()
+    explorer.budget_s = 0.05
+    row = shown(explorer)
+    assert (row["kind"], row["ratio_kind"]) == ("modelled", "modelled")
+    explorer.measure()
+    row, mine = shown(explorer), explorer.variant.timing
+    assert mine is not None
+    assert row["kind"] == "modelled"  # the clock of the view is a GPU's still; the step was measured on the CPU
+    assert row["ratio_kind"] == "measured"
+    assert row["ratio"] == mine.program("optimised").ratios["step"].median
+    assert row["ratio_how"].startswith("measured on CPU")
+    explorer.configure({"fuse": False})
+    assert shown(explorer)["ratio_kind"] == "modelled"
+    explorer.show_times_of("here")
+    assert (shown(explorer)["kind"], shown(explorer)["ratio_kind"]) == ("predicted", "predicted")
+
+
+@pytest.mark.parametrize(("kind", "device"), [("measured", "H200"), ("predicted", "H200"), ("modelled", "B200")])
+def test_a_modelled_time_is_compared_with_no_other_and_with_no_other_device(kind: str, device: str) -> None:
+    mine = Entry(0.0, 1, 1, 1, 10.0, "modelled", "H200")
+    captured = Entry(0.0, 1, 1, 1, 20.0, kind, device)
+    nothing = {"ratio": None, "ratio_kind": "", "ratio_how": ""}
+    assert to_captured(Measurements(), Config(), mine, captured) == nothing
+    assert to_captured(Measurements(), Config(), mine, None) == nothing
 
 
 def test_a_sweep_tries_every_combination_and_shows_none() -> None:

@@ -60,7 +60,7 @@ function modules({ modules: rows, left_out: leftOut }, heads) {
 
 /** @param {[number, number]} us @param {[number, number]} ops */
 function sides(us, ops) {
-  return [0, 1].map((side) => h("td", { class: "tf-right" }, ops[side] === 0 ? h("span", { class: "tf-note" }, "not there") : [formatTime(us[side]), h("small", { class: "tf-note" }, ` ${plural(ops[side], "op")}`)]));
+  return [0, 1].map((side) => h("td", { class: "tf-right" }, ops[side] === 0 && us[side] === 0 ? h("span", { class: "tf-note" }, "not there") : [formatTime(us[side]), h("small", { class: "tf-note" }, ops[side] === 0 ? " in a kernel" : ` ${plural(ops[side], "op")}`)]));
 }
 
 /** @param {HTMLElement} toggle @param {HTMLElement[]} lines */

@@ -35,7 +35,7 @@ export class BoardPanel {
     const found = board.comparison;
     const focused = /** @type {HTMLElement | null} */ (this.content.contains(document.activeElement) ? document.activeElement : null);
     if (found && found !== this.left) this.content.replaceChildren(error, comparison(found, () => this.back(found)));
-    else this.content.replaceChildren(error, plot(board, (row) => this.open(row), (row) => titleOf(row, board)), this.rows(board));
+    else this.content.replaceChildren(error, plot(board, (row) => this.open(row), (row) => `${titleOf(row, board)}${this.isReachable(row) ? "" : `; ${NEEDS_KERNEL}`}`), this.rows(board));
     if (focused) this.refocus(focused);
   }
 
@@ -49,13 +49,18 @@ export class BoardPanel {
     this.compare.disabled = !live || isBusy || this.marked.length !== 2;
     this.compare.title = live ? "mark two rows: what differs, by module and by pass" : NEEDS_KERNEL;
     const best = board.rows.filter((row) => row.is_best).length;
-    this.said.textContent = status.busy === "board" ? "trying…: its progress stands above" : `${board.rows.length} tried, ${best} on the frontier; ${this.marked.length} of 2 marked${board.said ? `; ${board.said}` : ""}`;
+    const here = board.rows.filter((row) => this.isReachable(row)).length;
+    const others = here === board.rows.length ? "all on this page; Sweep" : `${here} of them on this page; the others, Sweep`;
+    const stored = `${board.rows.length} stored, ${others} and Compare need a kernel: run the cell in a notebook`;
+    this.said.textContent = !live ? stored : status.busy === "board" ? "trying…: its progress stands above" : `${board.rows.length} tried, ${best} on the frontier; ${this.marked.length} of 2 marked${board.said ? `; ${board.said}` : ""}`;
+    this.said.title = this.said.textContent;
   }
 
   /** @param {BoardState} board */
   rows(board) {
     return table(board, {
       marked: this.marked,
+      isLive: this.act.live,
       order: this.order,
       isReachable: (row) => this.isReachable(row),
       open: (row) => this.open(row),
@@ -89,6 +94,7 @@ export class BoardPanel {
 
   /** Show it: a choice as any other, which is taken back as one. @param {BoardRow} row */
   open(row) {
+    if (!this.isReachable(row)) return;
     const { board, payload } = /** @type {View} */ (this.view);
     if (row.capture === board.capture) {
       const changed = Object.entries(row.config).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(payload.config[name]));

@@ -1,9 +1,7 @@
 // The rows of the board: each a configuration, with what it takes, and a box that marks it for comparing.
 
 import { bounds, figure, formatBytes, formatTime, h } from "../parts/dom.js";
-import { NEEDS_KERNEL } from "../parts/widgets.js";
-
-const KINDS = { measured: "●", predicted: "◍", modelled: "≡" };
+import { KINDS, NEEDS_KERNEL } from "../parts/widgets.js";
 
 /** A row's own words, for its point. @param {BoardRow} row @param {BoardState} board */
 export function titleOf(row, board) {
@@ -14,8 +12,8 @@ export function titleOf(row, board) {
 /** Orders by a column; 0 keeps the order in which they were tried. @type {Record<string, (row: BoardRow) => number>} */
 export const ORDERS = { tried: () => 0, step: (row) => row.step_us, peak: (row) => row.peak_bytes };
 
-/** @param {BoardState} board @param {{ marked: string[], order: string, isReachable: (row: BoardRow) => boolean, open: (row: BoardRow) => void, mark: (row: BoardRow) => void, sort: (order: string) => void }} given */
-export function table(board, { marked, order, isReachable, open, mark, sort }) {
+/** @param {BoardState} board @param {{ marked: string[], isLive: boolean, order: string, isReachable: (row: BoardRow) => boolean, open: (row: BoardRow) => void, mark: (row: BoardRow) => void, sort: (order: string) => void }} given */
+export function table(board, { marked, isLive, order, isReachable, open, mark, sort }) {
   const rows = [...board.rows].sort((one, other) => ORDERS[order](one) - ORDERS[order](other));
   const several = board.captures.length > 1;
   const sorted = (/** @type {string} */ id, /** @type {string} */ text, /** @type {string} */ title) =>
@@ -33,26 +31,26 @@ export function table(board, { marked, order, isReachable, open, mark, sort }) {
         sorted("tried", "configuration", "in the order in which they were tried"),
         sorted("step", "step", `of ${board.device}; ≡ modelled, ◍ predicted, ● measured. Fastest first`),
         h("th", { scope: "col", class: "tf-right" }, h("abbr", { title: "as it was timed, with its 95 % interval" }, "measured")),
-        h("th", { scope: "col", class: "tf-right" }, h("abbr", { title: "the step beside that of the captured program" }, "to captured")),
+        h("th", { scope: "col", class: "tf-right" }, h("abbr", { title: "the step beside that of the captured program, both of one kind: ● measured where both were, else ◍ predicted or ≡ modelled" }, "to captured")),
         sorted("peak", "peak", "the most bytes alive at once, static. Least first"),
         h("th", { scope: "col", class: "tf-right" }, "tried"),
       ),
     ),
-    h("tbody", null, rows.map((row) => line(row, board, several, marked.includes(idOf(row)), isReachable(row), open, mark))),
+    h("tbody", null, rows.map((row) => line(row, board, several, { isMarked: marked.includes(idOf(row)), isLive, isReachable: isReachable(row) }, open, mark))),
   );
 }
 
 /** What tells a row from all others. @param {Pick<BoardRow, "capture" | "config">} row */
 export const idOf = ({ capture, config }) => `${capture} ${JSON.stringify(config)}`;
 
-/** @param {BoardRow} row @param {BoardState} board @param {boolean} several @param {boolean} isMarked @param {boolean} isReachable @param {(row: BoardRow) => void} open @param {(row: BoardRow) => void} mark */
-function line(row, board, several, isMarked, isReachable, open, mark) {
+/** @param {BoardRow} row @param {BoardState} board @param {boolean} several @param {{ isMarked: boolean, isLive: boolean, isReachable: boolean }} is @param {(row: BoardRow) => void} open @param {(row: BoardRow) => void} mark */
+function line(row, board, several, { isMarked, isLive, isReachable }, open, mark) {
   const whose = several ? h("span", { class: "tf-badge tf-whose" }, board.captures[row.capture]) : null;
   const isElsewhere = row.device !== board.device;
   return h(
     "tr",
     { class: row.is_shown ? "tf-current" : null, "aria-current": row.is_shown ? "true" : null, "data-name": row.name },
-    h("td", null, h("input", { type: "checkbox", checked: isMarked, onchange: () => mark(row), "aria-label": `compare ${row.name}`, "data-board": idOf(row) })),
+    h("td", null, h("input", { type: "checkbox", checked: isMarked, disabled: !isLive, title: isLive ? null : NEEDS_KERNEL, onchange: () => mark(row), "aria-label": `compare ${row.name}`, "data-board": idOf(row) })),
     h(
       "th",
       { scope: "row" },
@@ -64,7 +62,7 @@ function line(row, board, several, isMarked, isReachable, open, mark) {
         row.is_best && h("abbr", { class: "tf-best", title: "on the frontier: nothing found is better in both time and memory" }, "◆"),
       ),
     ),
-    h("td", { class: `tf-right${row.kind === "measured" ? "" : " tf-hatched"}`, title: isElsewhere ? `${row.kind} of ${row.device}, not of ${board.device}: show it to have its time` : row.kind }, h("span", { "aria-hidden": "true" }, KINDS[row.kind]), ` ${formatTime(row.step_us)}`, isElsewhere && h("small", { class: "tf-note" }, ` ${row.device}`)),
+    h("td", { class: `tf-right${row.kind === "measured" ? "" : " tf-hatched"}`, title: isElsewhere ? `${row.kind} of ${row.device}, not of ${board.device}: show it to have its time` : row.kind }, h("span", { "aria-hidden": "true" }, KINDS[row.kind][0]), ` ${formatTime(row.step_us)}`, isElsewhere && h("small", { class: "tf-note" }, ` ${row.device}`)),
     h("td", { class: "tf-right" }, measured(row)),
     h("td", { class: "tf-right" }, difference(row)),
     h("td", { class: "tf-right" }, formatBytes(row.peak_bytes)),
@@ -80,11 +78,12 @@ function measured({ measured: step, forecast_us: forecast, kind }) {
 }
 
 /** @param {BoardRow} row */
-function difference({ ratio, is_captured: isCaptured }) {
-  if (isCaptured || ratio === null) return "";
+function difference({ ratio, ratio_kind: kind, ratio_how: how, is_captured: isCaptured }) {
+  if (isCaptured) return "";
+  if (ratio === null || kind === "") return h("span", { class: "tf-note", title: "its time and that of the captured program are not of one kind: show it, or measure it" }, "—");
   const percent = Math.round(100 * (ratio - 1));
-  if (percent === 0) return "±0 %";
-  return h("span", { class: percent < 0 ? "tf-gain" : "tf-cost" }, `${percent < 0 ? "−" : "+"}${Math.abs(percent)} %`);
+  const text = percent === 0 ? "±0 %" : `${percent < 0 ? "−" : "+"}${Math.abs(percent)} %`;
+  return h("span", { class: percent < 0 ? "tf-gain" : percent > 0 ? "tf-cost" : null, title: `${kind} over ${kind}: ${how}` }, h("span", { "aria-hidden": "true" }, KINDS[kind][0]), ` ${text}`, h("span", { class: "tf-spoken" }, ` ${kind}`));
 }
 
 /** The time of day; of another day its date too. @param {number} seconds */

@@ -152,10 +152,10 @@ const line = (label, ...content) => h("div", { class: "tf-fact" }, h("span", { c
 function replaces({ replaces: found, calls, time_us: us, nbytes_read: read, nbytes_written: written }) {
   if (!found) return [];
   const kinds = found.ops.map(([name, count]) => (count > 1 ? `${name} ×${count}` : name)).join(", ");
-  const made = found.made > 0 ? ` ${found.made} of them are no ops of yours: decompose or remat made them.` : "";
+  const again = found.again > 0 ? ` It computes ${plural(found.again, "op")} again beside these, which remat put there.` : "";
   const bytes = `${formatBytes(found.nbytes)} → ${formatBytes(calls * (read + written))}`;
   const times = us === null ? "" : `, ${formatTime(found.us)} one by one → ${formatTime(us * calls)}`;
-  return [line("stands for", kinds), line("in all", `${plural(found.launches, "op")} → ${plural(calls, "launch", "launches")}${times}; ${bytes} through memory.${made}`)];
+  return [line("stands for", kinds), line("in all", `${plural(found.launches, "captured op")} → ${plural(calls, "launch", "launches")}${times}; ${bytes} through memory.${again}`)];
 }
 
 /** @param {Node | string | number} content @param {string} [more] classes */

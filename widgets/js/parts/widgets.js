@@ -5,6 +5,18 @@ import { time } from "./modules.js";
 
 export const NEEDS_KERNEL = "there is no kernel behind this view: run the cell in a notebook";
 
+/** How a number is known: its mark, and what that means. @type {Record<TimeKind, [glyph: string, meaning: string]>} */
+export const KINDS = {
+  measured: ["●", "timed on this device"],
+  predicted: ["◍", "not timed yet: what did not change keeps its measured time, what changed is modelled and calibrated by what was measured"],
+  modelled: ["≡", "the least time that the bytes and the arithmetic take, no launch counted: nothing was timed"],
+};
+
+/** @param {TimeKind | ""} kind */
+export function kindMark(kind) {
+  return kind === "" ? null : h("abbr", { class: `tf-from tf-from-${kind}`, title: KINDS[kind][1] }, h("span", { "aria-hidden": "true" }, KINDS[kind][0]), ` ${kind}`);
+}
+
 /** A value's name that selects it. @param {string} value @param {Act} act */
 export function chip(value, act) {
   return h("button", { class: "tf-chip", onclick: () => act.select(value) }, value);

@@ -46,6 +46,7 @@ export function passWork(one, { payload, selected }, act) {
     ),
     h("p", { class: "tf-why" }, one.help),
     one.enabled && !one.error && sizes(one),
+    one.enabled && !one.error && payload.update && one.peak_bytes && wholePeak(payload),
     one.seconds !== null && h("p", { class: "tf-note" }, `The pass itself took ${formatSeconds(one.seconds)}.`),
     one.error && h("p", { class: "tf-error" }, one.error),
     one.enabled && h("h4", null, one.decisions.length === 0 ? "No decisions" : plural(decided(one), "decision")),
@@ -54,12 +55,17 @@ export function passWork(one, { payload, selected }, act) {
   );
 }
 
+/** Why the peaks of a pass and that of the step are two numbers. @param {Payload} payload */
+function wholePeak({ summary: { peak_bytes: peak } }) {
+  return h("p", { class: "tf-note" }, `Peaks here, and in the reasons below, are of forward and backward. The whole step's, with the update and what the optimizer keeps, is ${formatBytes(peak[1])}.`);
+}
+
 /** @param {PassRecord} one */
 function sizes(one) {
   const rows = /** @type {[string, [number, number] | null, (n: number) => string, (n: number) => string][]} */ ([
     ["operators", one.ops, String, signed],
     ["saved", one.saved_bytes, formatBytes, signedBytes],
-    ["static peak", one.peak_bytes, formatBytes, signedBytes],
+    ["static peak of forward and backward", one.peak_bytes, formatBytes, signedBytes],
   ]);
   return h(
     "table",

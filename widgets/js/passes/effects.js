@@ -19,7 +19,7 @@ export function effects(one, clock) {
   return [
     change(one.ops, signed, "ops"),
     change(one.saved_bytes, signedBytes, "kept for the backward"),
-    change(one.peak_bytes, signedBytes, "peak memory, static"),
+    change(one.peak_bytes, signedBytes, "static peak of forward and backward"),
     one.delta_ms ? time(one.delta_ms) : part(one.delta_us, clock),
   ];
 }

@@ -97,7 +97,7 @@ function inForce(config, pin) {
 
 /** What is in force, each with what drops it, on one line. @param {string} label @param {InForce[]} list @param {string} none @param {Node | null} instead of `none` @param {Act} act */
 function pins(label, list, none, instead, act) {
-  const shown = list.length > 0 ? list.map((one) => pin(one, act)) : [instead ?? h("span", { class: "tf-note" }, none)];
+  const shown = list.length > 0 ? list.map((one) => pin(one, act)) : [instead ?? h("span", { class: "tf-note", title: none }, none)];
   return h("div", { class: "tf-option tf-pins", ...(list.length > 0 ? { "data-testid": `tf-${label}` } : {}) }, h("span", { class: "tf-option-label" }, label), h("span", { class: "tf-chips" }, shown));
 }
 

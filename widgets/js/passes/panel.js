@@ -10,7 +10,7 @@ const DEFAULT_WEIGHT = 0.5;
 const TITLES = /** @type {[string, string][]} */ ([
   ["Δ ops", "operators that do work"],
   ["Δ saved", "bytes that the forward keeps for the backward"],
-  ["Δ peak", "the most bytes alive at once, as the trace says"],
+  ["Δ peak", "the most bytes alive at once in forward and backward, as the trace says"],
 ]);
 
 /** @param {Payload} payload @param {Status} status @param {Open} open @param {Act} act */

@@ -20,6 +20,10 @@ export class Explorer {
     this.matches = null;
     this.trail = new Trail();
     this.history = new History();
+    /** The panel that asked last. @type {Status["busy"]} */
+    this.asked = "";
+    /** What was drawn last. @type {Payload | null} */
+    this.answered = null;
     this.search = new Search(() => model.get("payload"), (matches) => this.showMatches(matches), (value) => this.select(value));
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
@@ -97,7 +101,15 @@ export class Explorer {
   /** @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   send(panel, message) {
     this.root.dataset.busy = panel;
-    if (!this.connection.send(message)) this.root.dataset.busy = "";
+    this.asked = panel;
+    if (this.connection.send(message)) return;
+    this.root.dataset.busy = "";
+    this.refuse();
+  }
+
+  /** Take back the note of a choice that was refused: what is shown is still what was shown. */
+  refuse() {
+    if (this.history.refuse()) this.drawSide();
   }
 
   /** Take a choice back, or make it again. @param {Message | null} message */
@@ -113,6 +125,9 @@ export class Explorer {
   // --- drawing -------------------------------------------------------------------------------------------------------
 
   drawAll() {
+    // A payload is the answer to the last choice; a timeline is none.
+    if (this.view.payload !== this.answered) this.history.accept();
+    this.answered = this.view.payload;
     this.connection.draw();
     this.drawVerdict();
     this.drawSide();
@@ -126,11 +141,13 @@ export class Explorer {
 
   /** Progress touches the verdict bar only, so that nobody's typing in the other panels is lost. */
   drawStatus() {
-    const { status } = this.view;
+    const { status, live } = this.view;
+    // A page says at the panel of what it lacks that it cannot.
+    const isRefused = status.error !== null && (status.error.panel === this.asked || !live) && this.history.refuse();
     // Every message brings an error of its own, also where it is the same one.
     const isProgress = status.busy === this.shown.busy && JSON.stringify(status.error) === JSON.stringify(this.shown.error);
     this.drawVerdict();
-    if (isProgress) return;
+    if (isProgress && !isRefused) return;
     this.drawSide();
     if (status.error?.panel === "timing") this.openTab("timing");
     for (const id of this.panels.keys()) this.outdated.add(id);

@@ -26,12 +26,32 @@ export class History {
     this.choices = [];
     /** So many of them are in force. */
     this.at = 0;
+    /** What there was before the last step, until that is answered. @type {{ choices: Choice[], at: number } | null} */
+    this.before = null;
+  }
+
+  /** The last step is in force. */
+  accept() {
+    this.before = null;
+  }
+
+  /** The last step was refused: it was no choice, and what was undone before it can be made again. @returns {boolean} whether one waited for an answer */
+  refuse() {
+    const { before } = this;
+    if (!before) return false;
+    Object.assign(this, before, { before: null });
+    return true;
+  }
+
+  begin() {
+    this.before = { choices: [...this.choices], at: this.at };
   }
 
   /** Note a choice that is about to be made; what was undone before it is forgotten. @param {Message} message @param {Payload} payload */
   note(message, payload) {
     const undo = inverse(message, payload);
     if (!undo) return;
+    this.begin();
     this.choices.splice(this.at, Infinity, { undo, redo: lasting(message, payload) });
     if (this.choices.length > MOST) this.choices.shift();
     this.at = this.choices.length;
@@ -48,6 +68,7 @@ export class History {
   /** What takes the last choice back, or null. @returns {Message | null} */
   undo() {
     if (!this.canUndo) return null;
+    this.begin();
     this.at -= 1;
     return this.choices[this.at].undo;
   }
@@ -55,6 +76,7 @@ export class History {
   /** What makes the choice again that was taken back last, or null. @returns {Message | null} */
   redo() {
     if (!this.canRedo) return null;
+    this.begin();
     this.at += 1;
     return this.choices[this.at - 1].redo;
   }

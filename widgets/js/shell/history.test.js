@@ -18,6 +18,21 @@ test("what changes nothing, and what is no choice, is not undone", () => {
   for (const message of [configure({ freeze: [] }), { type: "clock", device: "H200" }, { type: "measure" }]) assert.equal(inverse(message, payload), null);
 });
 
+test("what is refused is not undone, and what was undone before it can be made again", () => {
+  const history = new History();
+  history.note(configure({ fuse: false }), payload);
+  history.accept();
+  history.undo();
+  history.accept();
+  history.note(configure({ remat: 0 }), payload);
+  assert.deepEqual([history.canUndo, history.canRedo], [true, false]);
+  assert.deepEqual([history.refuse(), history.canUndo, history.canRedo], [true, false, true]);
+  assert.equal(history.refuse(), false);
+  assert.deepEqual(history.redo(), configure({ fuse: false }));
+  history.refuse();
+  assert.deepEqual([history.canUndo, history.canRedo], [false, true]);
+});
+
 test("undo goes back, redo forward, and a new choice forgets what was undone", () => {
   const history = new History();
   assert.deepEqual([history.canUndo, history.undo(), history.redo()], [false, null, null]);

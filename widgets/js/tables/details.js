@@ -2,7 +2,7 @@
 
 import { bandwidth, resources, sourceBlock } from "../kernels/facts.js";
 import { formatBytes, formatTime, h } from "../parts/dom.js";
-import { chip } from "../parts/widgets.js";
+import { chip, percent } from "../parts/widgets.js";
 import { decisionsOn, passWork } from "../passes/decisions.js";
 import { frozen, frozenBy, hasGradient, parameterOf, pinned, pinOf } from "../passes/pins.js";
 
@@ -22,7 +22,7 @@ export function details(view, showsPass, open, act) {
     "div",
     attributes,
     head(selected, value, pass, act),
-    value.source && fact("line", h("code", { class: "tf-source" }, value.source)),
+    ...lines(value),
     value.module && fact("module", h("code", null, `${value.module}: ${value.module_type}`)),
     ...time(selected, payload, view.live),
     ...memory(value, act),
@@ -35,6 +35,13 @@ export function details(view, showsPass, open, act) {
     chips(value.phase === "forward" ? "backward twin" : "forward twin", value.twins, act),
     ...decisionsOn(selected, payload).map(([name, decision]) => fact(name, h("span", null, h("span", { class: "tf-action" }, decision.action), ` ${decision.reason}`))),
   );
+}
+
+/** Its line; of a kernel that does the work of several all of them, each with its part. @param {Value} value */
+function lines({ source, lines: shared }) {
+  if (shared.length === 0) return [source && fact("line", h("code", { class: "tf-source" }, source))];
+  const each = shared.map(([text, share]) => h("li", null, h("code", { class: "tf-source" }, text || "no line of the program"), why(` ${percent(share, 1)}`)));
+  return [fact("lines", h("span", null, "one kernel for all of these; each has its part of the time by the model", h("ul", { class: "tf-lines-of", "data-testid": "tf-details-lines" }, each)))];
 }
 
 /** @param {string} name @param {Value} value @param {string} pass @param {Act} act */

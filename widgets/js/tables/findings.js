@@ -1,7 +1,7 @@
 // The Findings tab: each finding with its evidence in numbers, its line, what to do about it, and what a replay says.
 
 import { find, formatSeconds, h } from "../parts/dom.js";
-import { chip, copyButton, NEEDS_KERNEL } from "../parts/widgets.js";
+import { chip, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widgets.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
 const ORDER = /** @type {const} */ (["high", "medium", "low"]);
@@ -50,7 +50,7 @@ export class FindingsPanel {
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.bars.length > 0 && bars(one.bars),
       one.fix && h("div", { class: "tf-block" }, copyButton(one.fix.replaceAll("`", ""), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part)))),
-      one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), one.worth),
+      one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), kindMark(one.kind), " ", one.worth),
       one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended.replaceAll("`", "")),
       ...one.trials.map((trial, choice) => this.trial(one, trial, choice)),
       h("div", { class: "tf-finding-foot" }, this.tryIt(one), h("span", { class: "tf-chips" }, one.values.slice(0, SHOWN_VALUES).map((name) => chip(name, this.act)), more > 0 && `+${more}`)),

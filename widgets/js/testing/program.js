@@ -2,7 +2,7 @@
 
 /** @param {Partial<Value>} fields */
 export const value = (fields) => ({
-  op: "aten.mul.Tensor", type: "f32[2, 3]", stride: [3, 1], nbytes: 24, phase: "forward", module: "", module_type: "", source: "", reads: [], uses: [],
+  op: "aten.mul.Tensor", type: "f32[2, 3]", stride: [3, 1], nbytes: 24, phase: "forward", module: "", module_type: "", source: "", lines: [], reads: [], uses: [],
   twins: [], saved_bytes: 0, removed: false, storage: [], kernel: "", of: "", time_us: [1, 1], ...fields,
 });
 

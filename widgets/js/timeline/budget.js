@@ -24,6 +24,8 @@ export class MemoryLine {
     this.band = { y: 0, height: 1 };
     this.most = 1;
     this.timer = 0;
+    /** The least peak that remat found, once a budget was missed, and of which other options. @type {{ of: string, bytes: number } | null} */
+    this.found = null;
     this.label = h("span", { class: "tf-memory-label" });
     this.element = h("div", { class: "tf-memory-line", role: "slider", tabindex: "0", "aria-label": "budget on the peak memory", "aria-orientation": "vertical", "data-testid": "tf-memory-line" }, this.label);
     this.element.addEventListener("pointerdown", (event) => this.grab(event));
@@ -34,19 +36,19 @@ export class MemoryLine {
   place(view, band, most, left) {
     const { payload } = view;
     // A run of the user's own has no passes.
-    this.element.hidden = !band || band.height === 0 || payload.summary?.budgeted_peak === undefined;
+    this.element.hidden = !band || band.height === 0 || payload.summary?.beside_budget === undefined;
     if (!band || this.element.hidden) return;
     const isRefused = this.isAsked && view.status.error?.panel === "passes";
     if (payload !== this.payload || isRefused) this.forget();
     Object.assign(this, { payload, band, most });
+    if (this.missed) this.found = { of: this.others, bytes: this.peak };
     this.element.style.left = `${left}px`;
     this.draw();
   }
 
   /** Bytes that the view counts and the budget does not: an optimizer's state. */
   get onTop() {
-    const { peak_bytes: peak, budgeted_peak: budgeted } = /** @type {Payload} */ (this.payload).summary;
-    return peak[1] - budgeted;
+    return /** @type {Payload} */ (this.payload).summary.beside_budget;
   }
 
   get peak() {
@@ -57,6 +59,18 @@ export class MemoryLine {
   get budget() {
     const given = /** @type {Payload} */ (this.payload).config.peak_budget;
     return given === null ? null : given + this.onTop;
+  }
+
+  /** All options but the budget itself. */
+  get others() {
+    const { peak_budget: _, ...others } = /** @type {Payload} */ (this.payload).config;
+    return JSON.stringify(others);
+  }
+
+  /** What it cannot be moved below, as the view counts it, and how that is known. @returns {[number, string]} */
+  get least() {
+    if (this.found?.of === this.others) return [this.found.bytes, "the least that was found"];
+    return [/** @type {Payload} */ (this.payload).summary.least_peak, "no choice of what is recomputed reaches less"];
   }
 
   /** Why the budget in force cannot be met: the least peak, at which op, and what is alive there. */
@@ -70,22 +84,32 @@ export class MemoryLine {
     return this.payload?.config.remat === null ? "remat is off: switch it on to set a budget on the peak" : "";
   }
 
+  /** What stands at a line that is still. */
+  get stillText() {
+    const why = this.act.live ? "a budget needs remat, which is off" : "a budget needs a kernel: run the cell in a notebook";
+    return `peak ${formatBytes(this.budget ?? this.peak)} · ${why}`;
+  }
+
   draw() {
     const { budget, peak } = this;
     const shown = this.wanted ?? budget ?? peak;
     const bytes = Math.min(shown, this.most);
     const isWanted = this.wanted !== null;
-    const text = isWanted || budget !== null ? `peak at most ${formatBytes(shown)}` : "drag down: a budget on the peak";
+    const [least, known] = this.least;
+    const end = isWanted && shown <= least ? `, ${known}` : "";
+    const text = isWanted || budget !== null ? `peak at most ${formatBytes(shown)}${end}` : "drag down: a budget on the peak";
     const missed = isWanted ? undefined : this.missed;
     const again = this.payload?.memory.after.again.length ?? 0;
     const more = isWanted || again === 0 ? "" : ` · ▮ ${plural(again, "op")} computed again`;
-    this.label.textContent = missed ? `⇕ ${text} cannot be met: the least found is ${formatBytes(peak)}` : `⇕ ${text}${more}`;
+    const isStill = this.problem !== "";
+    this.label.textContent = isStill ? this.stillText : missed ? `⇕ ${text} cannot be met: the least found is ${formatBytes(peak)}` : `⇕ ${text}${more}`;
     this.element.style.top = `${this.band.y + this.band.height - 1 - (bytes / this.most) * (this.band.height - 1)}px`;
     this.element.classList.toggle("tf-memory-set", isWanted || budget !== null);
     this.element.classList.toggle("tf-memory-missed", missed !== undefined);
-    const said = { "aria-valuemin": 0, "aria-valuemax": Math.round(this.top), "aria-valuenow": Math.round(bytes), "aria-valuetext": isWanted || budget !== null ? text : `no budget: the peak is ${formatBytes(peak)}`, "aria-disabled": this.problem !== "" };
+    const said = { "aria-valuemin": Math.round(least), "aria-valuemax": Math.round(this.top), "aria-valuenow": Math.round(bytes), "aria-valuetext": isWanted || budget !== null ? text : `no budget: the peak is ${formatBytes(peak)}`, "aria-disabled": isStill };
     for (const [name, value] of Object.entries(said)) this.element.setAttribute(name, String(value));
-    this.element.title = this.problem || missed || `${text}. Arrows move it, Enter asks for it, Delete takes it away`;
+    const without = this.onTop > 0 ? ` The budget is one on forward and backward, ${formatBytes(this.onTop)} of the whole step's peak aside.` : "";
+    this.element.title = this.problem || (missed && `${missed}.${without}`) || `${text}; least: ${formatBytes(least)}, ${known}.${without} Arrows move it, Enter asks for it, Delete takes it away`;
   }
 
   /** Above the peak that there is without a budget nothing is asked for. */
@@ -95,7 +119,7 @@ export class MemoryLine {
 
   /** @param {number} bytes */
   move(bytes) {
-    this.wanted = Math.max(0, Math.min(bytes, this.top));
+    this.wanted = Math.max(this.least[0], Math.min(bytes, this.top));
     this.isAsked = false;
     this.draw();
   }
@@ -149,7 +173,7 @@ export class MemoryLine {
     if (key === "Enter") return this.commit();
     if (key === "Escape") return this.cancel();
     const at = this.wanted ?? this.budget ?? this.peak;
-    this.move(key in STEPS ? at + STEPS[key] * this.top : key === "Home" ? 0 : this.top);
+    this.move(key in STEPS ? at + STEPS[key] * this.top : key === "Home" ? this.least[0] : this.top);
     clearTimeout(this.timer);
     this.timer = window.setTimeout(() => this.commit(), QUIET_MS);
   }

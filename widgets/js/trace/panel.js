@@ -84,7 +84,7 @@ export class TreePanel {
     this.unit = unitOf(this.tree.total);
     this.hasUpdate = payload.update !== null;
     this.body.classList.toggle("tf-tree-with-update", this.hasUpdate);
-    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : null }, kind === "time" ? `${label}, ${this.unit?.name}` : label)));
+    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : kind === "time" ? `${label}, ${this.unit?.name}` : label }, kind === "time" ? `${label}, ${this.unit?.name}` : label)));
   }
 
   /** Whose times these are, and which module to look at first. */
@@ -99,6 +99,7 @@ export class TreePanel {
     if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
     if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of the step.`));
     if (slowest) parts.unshift(this.slowestButton(slowest, tree));
+    for (const part of parts) part.title ||= part.textContent ?? "";
     this.says.replaceChildren(...parts);
   }
 

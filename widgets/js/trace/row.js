@@ -58,6 +58,7 @@ function groupRow({ group, level, open }, attributes, context) {
       { role: "gridcell", class: "tf-tree-name", style: indent(level), title: isLine ? shown.name : [shown.path, shown.type].filter(Boolean).join(": ") },
       h("span", { class: "tf-tree-twisty", "aria-hidden": "true" }, open ? "▾" : "▸"),
       ...(isLine ? lineName(shown.name) : [h("b", null, group.name)]),
+      isLine && togetherWith(group, context),
       layers.length > 0 && timesBadge(group, context),
       hitsIn(group, context),
       !isLine && group.name !== shown.type && h("span", { class: "tf-note" }, shown.type),
@@ -82,6 +83,16 @@ function hitsIn({ members }, { hits }) {
 function lineName(line) {
   const [, number, code] = /^(\d+): (.*)$/.exec(line) ?? [];
   return number ? [h("span", { class: "tf-tree-number" }, number), h("code", null, code)] : [h("span", { class: "tf-note" }, line)];
+}
+
+/** The other lines of kernels that are laid on this one. @param {import("./rows.js").Group} group @param {Context} context */
+function togetherWith({ members, shown }, { values }) {
+  const kernels = members.flatMap((one) => one.values).map((name) => values[name]).filter(({ lines, removed }) => lines.length > 0 && !removed);
+  const others = [...new Set(kernels.flatMap(({ lines }) => lines.map(([text]) => text)))].filter((text) => text !== shown.name);
+  if (others.length === 0) return null;
+  const numbers = others.map((text) => /^(\d+): /.exec(text)?.[1] ?? "no line");
+  const title = `kernels do the work of these lines too, and their whole time stands here:\n${others.join("\n")}`;
+  return h("span", { class: "tf-note tf-tree-with", title, "data-testid": "tf-tree-with" }, `with ${others.length === 1 ? "line" : "lines"} ${numbers.join(", ")}`);
 }
 
 /** @param {import("./rows.js").Group} group @param {Context} context */
@@ -190,7 +201,7 @@ function valueName(name, { values, changes, twins }) {
   const op = value.op.replace(/^aten\.(\w+).*$/, "$1");
   return h(
     "span",
-    { class: "tf-tree-value", title: [`${name} = ${value.op}`, value.type, change && CHANGES[change]].filter(Boolean).join("\n") },
+    { class: "tf-tree-value", title: [`${name} = ${value.op}`, value.type, change && CHANGES[change], value.lines.length > 0 && `one kernel for lines:\n${value.lines.map(([text, share]) => `${text || "no line of the program"} ${percent(share, 1)}`).join("\n")}`].filter(Boolean).join("\n") },
     h("span", { class: `tf-tree-glyph${change ? ` tf-${KINDS[change]}` : ""}`, "aria-label": change ? CHANGES[change] : null, role: change ? "img" : null }, change ? GLYPHS[change] : ""),
     twins.has(name) && h("span", { class: "tf-tree-twin", role: "img", "aria-label": "twin" }, "⇄"),
     h("code", null, name),

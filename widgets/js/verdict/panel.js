@@ -1,7 +1,7 @@
 // The head of the view: what a step takes in a sentence, what to do first, six figures, and what measures them. It has one height.
 
 import { h } from "../parts/dom.js";
-import { NEEDS_KERNEL } from "../parts/widgets.js";
+import { KINDS, NEEDS_KERNEL } from "../parts/widgets.js";
 import { TakeAwayMenu } from "./takeaway.js";
 import { ownTime, tiles } from "./tiles.js";
 
@@ -57,8 +57,8 @@ export class VerdictBar {
   /** What leads, each in a place of its own. @param {Payload} payload */
   drawFirst({ sentence, looked_for: lookedFor }) {
     const hadFocus = this.first.contains(document.activeElement);
-    const cards = sentence.actions.slice(0, MOST_ACTIONS).map(({ title, worth, key }, at) =>
-      h("button", { class: "tf-action-card", title: `${title}: ${worth}`, onclick: () => this.act.openFinding(at), "data-finding": key, "data-testid": `tf-first-${at}` }, h("b", null, at + 1), h("span", null, title), worth && h("small", { class: "tf-worth" }, worth)),
+    const cards = sentence.actions.slice(0, MOST_ACTIONS).map(({ title, worth, key, kind }, at) =>
+      h("button", { class: "tf-action-card", title: `${title}: ${worth}${kind && `, ${kind}`}`, onclick: () => this.act.openFinding(at), "data-finding": key, "data-testid": `tf-first-${at}` }, h("b", null, at + 1), h("span", null, title), worth && h("small", { class: "tf-worth" }, kind && h("span", { title: `${kind}: ${KINDS[kind][1]}`, role: "img", "aria-label": kind }, KINDS[kind][0], " "), worth)),
     );
     const none = h("span", { class: "tf-note" }, lookedFor.length > 0 ? `Nothing to mend was found; ${lookedFor.length} patterns were looked for.` : "This trace was not diagnosed.");
     this.first.replaceChildren(...(cards.length > 0 ? cards : [none]));

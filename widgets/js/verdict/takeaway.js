@@ -32,7 +32,8 @@ export class TakeAwayMenu {
     this.button = h("button", { class: "tf-button", "aria-haspopup": "menu", "aria-expanded": "false", "aria-controls": id, onclick: () => (this.menu.hidden ? this.open(0) : this.close()), "data-testid": "tf-take" }, "Take away ▾");
     this.files = FILES.map(([what, label]) => item(`tf-take-${what}`, label, () => this.take(what)));
     this.config = item("tf-take-config", "Copy configuration as code", () => this.copy(this.payload?.call ?? "", "The configuration"));
-    const texts = [this.config, item("tf-take-trace", "Copy trace as text", () => this.copy(this.payload ? traceText(this.payload) : "", "The trace"))];
+    this.usage = item("tf-take-usage", "Copy code that runs it: compile, and a step", () => this.copy(this.payload?.usage ?? "", "The code"));
+    const texts = [this.usage, this.config, item("tf-take-trace", "Copy trace as text", () => this.copy(this.payload ? traceText(this.payload) : "", "The trace"))];
     this.items = [...this.files, ...texts];
     this.why = h("p", { class: "tf-note", role: "presentation" });
     this.menu = h("div", { class: "tf-menu", role: "menu", id, hidden: true, "aria-label": "Take away" }, this.why, this.files, h("hr", { role: "separator" }), texts);
@@ -55,7 +56,9 @@ export class TakeAwayMenu {
     for (const file of this.files) disable(file, reason);
     this.why.textContent = reason;
     this.why.hidden = reason === "";
-    disable(this.config, payload.call ? "" : "no name holds the capture: re-run the cell with -o c");
+    const nameless = payload.call ? "" : "no name holds the capture: re-run the cell with -o c";
+    disable(this.config, nameless);
+    disable(this.usage, nameless || payload.blocked || "");
     const error = status.error?.panel === "take" ? status.error : null;
     if (error && error !== this.shownError) this.say(error.message, true);
     this.shownError = error;

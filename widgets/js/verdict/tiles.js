@@ -1,7 +1,7 @@
 // The six figures of the verdict: each a label, a figure before and after, and what that change is. Their places never change.
 
 import { figure, formatChange, h, paired, plural, sizes, spans } from "../parts/dom.js";
-import { ratio, term } from "../parts/widgets.js";
+import { KINDS, ratio, term } from "../parts/widgets.js";
 
 /** @param {Payload} payload @param {boolean} live */
 export function tiles(payload, live) {
@@ -30,13 +30,7 @@ function tile(id, label, figures, below, flag) {
   );
 }
 
-const GLYPHS = { measured: "●", predicted: "◍", modelled: "≡", stale: "◔", static: "≡" };
-/** @type {Record<string, string>} */
-const MEANINGS = {
-  measured: "timed on this device",
-  predicted: "not timed yet: what did not change keeps its measured time, what changed is modelled and calibrated by what was measured",
-  modelled: "the least time that the bytes and the arithmetic take on this device, no launch counted: nothing was timed",
-};
+const GLYPHS = { measured: KINDS.measured[0], predicted: KINDS.predicted[0], modelled: KINDS.modelled[0], stale: "◔", static: "≡" };
 
 /** Where a figure comes from. @param {keyof typeof GLYPHS} kind @param {string} title */
 function origin(kind, title) {
@@ -76,7 +70,7 @@ function timeTile(payload, live) {
   const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
   const below = isTimed ? ratio(row, payload) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
-  return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${MEANINGS[kind]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
+  return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
 
 /** @param {Payload} payload */
@@ -87,14 +81,16 @@ function kernelTile({ summary: { kernels }, runs_triton: runsTriton, timing }) {
 }
 
 /** @param {Payload} payload */
-function peakTile({ summary, blocked }) {
+function peakTile(payload) {
+  const { summary, blocked } = payload;
   const { peak_bytes: planned, measured_peak_bytes: measured } = summary;
   const bytes = measured ?? planned;
   const [texts, unit] = paired(planned, sizes);
   const badge = measured
     ? origin("measured", `The most bytes alive at once, inputs and parameters included, by the GPU's allocator; static: ${texts.join(" → ")} ${unit}`)
     : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
-  return tile("peak", [term("Peak memory", "the most bytes alive at once"), " ", badge], sizesOf(bytes), pill(bytes, blocked));
+  const whole = payload.update ? ", in the whole step: with the update, and with what the optimizer keeps" : "";
+  return tile("peak", [term(payload.update ? "Peak, whole step" : "Peak memory", `the most bytes alive at once${whole}`), " ", badge], sizesOf(bytes), pill(bytes, blocked));
 }
 
 /** @param {Payload} payload */
