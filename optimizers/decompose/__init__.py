@@ -35,7 +35,7 @@ __all__ = ["BECOMES", "Decompose"]
 
 @dataclass(frozen=True)
 class Decompose:
-    """The pass: see the tables of `losses`, `norms` and `convolutions`."""
+    """The pass: see the table of this package, and those of its modules."""
 
     name: ClassVar[str] = "decompose"
 

@@ -6,7 +6,8 @@
 
 cuDNN's convolution has no bias: ATen adds it in a second kernel, which reads and writes the whole image, and adds up g in
 another, which reads it. A kernel that reads y anyway, as of a norm's statistics or an activation, adds the bias on the way,
-and the kernel that computes g adds it up while it is there. Where no such kernel stands beside it, the convolution stays.
+and the kernel that computes g adds it up while it is there. The bias stays where anything else reads y, which is then written,
+and its gradient where no kernel computes g.
 
 Source: `aten/src/ATen/native/cudnn/ConvShared.cpp` (`cudnn_convolution` and what ATen does with its result).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 from torch import fx
 
 from tracefuse.optimizers.decompose.writing import channelwise, take_name
-from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour
+from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour, is_read_by_kernels_alone
 from tracefuse.optimizers.ops import arguments, aten, is_getitem, set_argument
 from tracefuse.optimizers.rewrite import replace_under_name, replace_value
 from tracefuse.optimizers.trace import call, val
@@ -44,8 +45,8 @@ def rewrite_bias(node: fx.Node) -> str | None:
 
 
 def _rewrite_forward(node: fx.Node) -> str | None:
-    if not has_fusible_neighbour(node):
-        return "no kernel reads its result: ATen adds the bias as fast"
+    if not is_read_by_kernels_alone(node):
+        return "its result is written for other ops than those of a kernel: ATen adds the bias as fast"
     bias = arguments(node)["bias"]
 
     def build() -> fx.Node:

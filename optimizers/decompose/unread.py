@@ -3,7 +3,7 @@
     dx = max_pool2d_with_indices_backward(g, x, ..., indices)      becomes      the same of zeros of x's type
 
 Autograd saves x for that, and a kernel that computes x again would write it. The zeros are a constant: a kernel that reads no
-element of them never makes them.
+element of them never makes them. A backward that no kernel holds, as of windows with gaps, keeps x: ATen would fill the zeros.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import fx
 
 from tracefuse.optimizers.facts import is_dense
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.lowering.geometry import memory_order
 from tracefuse.optimizers.ops import arguments, aten, behind_views, set_argument
 from tracefuse.optimizers.trace import call, val
@@ -25,8 +26,10 @@ READ_TYPES = {
 
 
 def reads_type_alone(node: fx.Node) -> bool:
-    """Whether the op has an operand with elements that it does not read."""
-    return node.target in READ_TYPES and behind_views(arguments(node)["self"]).target is not aten.full.default
+    """Whether the op, which a kernel can hold, has an operand with elements that it does not read."""
+    if node.target not in READ_TYPES or refusal(node) is not None:
+        return False
+    return behind_views(arguments(node)["self"]).target is not aten.full.default
 
 
 def rewrite_operand(node: fx.Node) -> str | None:

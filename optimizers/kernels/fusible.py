@@ -173,6 +173,28 @@ def has_fusible_neighbour(result: fx.Node, *operands: fx.Node) -> bool:
     return any(refusal(n) is None and phase(n) == phase(result) for n in near)
 
 
+def is_read_by_kernels_alone(result: fx.Node) -> bool:
+    """Whether kernels could hold every op that reads `result`, one of them in its phase and as large as it.
+
+    A concatenation often stays with ATen all the same.
+    """
+    near = _through_views(result.users, lambda n: n.users)
+    is_returned = any(user.op == "output" for node in reached([result], _views_of) for user in node.users)
+    whole = [n for n in near if phase(n) == phase(result) and _largest(n) >= val(result).numel()]
+    return (
+        bool(whole) and not is_returned and all(refusal(n) is None and n.target is not aten.cat.default for n in near)
+    )
+
+
+def _views_of(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if is_view(user)]
+
+
+def _largest(node: fx.Node) -> int:
+    """The elements of the largest value that an op reads or yields."""
+    return max((t.numel() for n in (node, *node.all_input_nodes) for t in tensors(n)), default=0)
+
+
 def _through_views(nodes: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]) -> list[fx.Node]:
     """The ops among `nodes`, and those that `onward` leads to through views."""
     near = reached(nodes, lambda n: onward(n) if n.op == "call_function" and is_free(n) else ())

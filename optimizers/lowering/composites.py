@@ -13,7 +13,8 @@ from torch import fx
 
 from tracefuse.optimizers.lowering.gathers import GATHERS
 from tracefuse.optimizers.lowering.geometry import along_row_dims, columns_of, operand_of
-from tracefuse.optimizers.lowering.indexing import constant, reshape
+from tracefuse.optimizers.lowering.indexing import constant, reshape, unravel, variable
+from tracefuse.optimizers.lowering.layouts import FIRST
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, literal
 from tracefuse.optimizers.lowering.lowering import Composite, Guards, Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.lowering.masks import MASKS
@@ -147,7 +148,9 @@ def _moments_of_row(self: Lowering, node: fx.Node, at: Indices, guards: Guards, 
     where = _row_index(self, node, operand, at)
     block = self.cast(self.value(operand, where, own), dtype)
     if self.layout.loop is not None and self.layout.loop.lane == "col":
-        first = self.value(operand, tuple(constant(0) if d in dims else index for d, index in enumerate(where)), own)
+        begin = variable("tl.arange(0, COLS)", self.layout.blocks["col"], FIRST)
+        inner = dict(zip(dims, unravel(begin, [shape_of(operand)[d] for d in dims]), strict=True))
+        first = self.value(operand, tuple(inner.get(d, index) for d, index in enumerate(where)), own)
         return row_moments(self, node, block, self.cast(first, dtype))
     mean, centred = centred_row(self, node, block)
     return mean, reduce(self, node, product(self, node, centred, centred, "squares"), "sum", "squares")

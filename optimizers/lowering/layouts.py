@@ -8,7 +8,7 @@
 
 A layout gives the index of every domain dimension in terms of its loop variables. Lanes name the block axes: a value with
 lanes {"col"} has shape [1, COLS] in a two-dimensional layout, one without them is a scalar. A value with the lane "step" is
-another at each step of a program's loop.
+another at each step of a program's loop, one with the lane "first" is the first block along a loop, before it.
 
 Block sizes are a first guess by what memory-bound kernels need: enough bytes in flight per multiprocessor, and few enough
 registers. `Tuning` moves the guess. What a kernel computes does not depend on it, but for the order in which sums are added.
@@ -26,6 +26,7 @@ from tracefuse.optimizers.lowering.indexing import Index, constant, unravel, var
 
 ZERO = constant(0)
 COL, ROW, STEP, SCALAR = frozenset({"col"}), frozenset({"row"}), frozenset({"step"}), frozenset[str]()
+FIRST = frozenset({"first"})
 
 FLAT_BLOCK = 1024
 TILE = 4096

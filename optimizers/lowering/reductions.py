@@ -11,7 +11,7 @@ from torch import fx
 
 from tracefuse.optimizers.lowering.geometry import columns_of
 from tracefuse.optimizers.lowering.indexing import Lanes, reshape
-from tracefuse.optimizers.lowering.layouts import COL
+from tracefuse.optimizers.lowering.layouts import COL, FIRST
 from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFusible, Value, comment_of, index_block
 from tracefuse.optimizers.lowering.views import Indices
 from tracefuse.optimizers.trace import shape_of
@@ -152,7 +152,8 @@ def column_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: str, 
 
     One pass adds up the differences from a number that is no farther from the mean than the column's own elements, the first
     that the program reads, and their squares; programs that share out a column are put together by their means. What is
-    squared is so of the size of the deviations, whatever the mean is.
+    squared is so of the size of the deviations, whatever the mean is. Where that first element itself is k deviations from
+    the mean, the variance loses k ** 2 roundings.
     Source: Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983.
     """
     rows, lanes = self.rows, _column_lanes(self, node, at)
@@ -190,25 +191,28 @@ def _accumulate_moments(self: Lowering, node: fx.Node, operand: fx.Node, dtype: 
 
 
 def row_moments(self: Lowering, node: fx.Node, block: Value, first: Value) -> tuple[Value, Value]:
-    """(mean, sum of the squared differences from it) of `block` along a row that is read in a loop, whose first element is
-    `first`: in one pass, as `column_moments` takes them. A row that a program holds is centred first."""
-    key = ("row moments", block.text)
+    """(mean, sum of the squared differences from it) of `block` along a row that is read in a loop, in one pass.
+
+    It adds up the differences from the mean of `first`, the row's first block, and their squares. A square is so of the size
+    of the deviations, unless the first block lies apart from all others. A row that a program holds is centred first.
+    """
+    key, dtype, lanes = ("row moments", block.text), block.dtype, first.lanes - FIRST
     if key not in self.seen:
-        text, lanes = (
-            _whole_block(self, Value(f"{block.text} - {first.text}", block.dtype, block.lanes), "0"),
-            first.lanes,
+        begin = self.emit(node, f"tl.sum({first.text}, axis=0) / {self.layout.blocks['col']}", dtype, lanes, "begin")
+        # From infinity there are no differences: of a row with one the mean is to be infinite.
+        shift = self.emit(
+            node, f"tl.where(tl.abs({begin.text}) < float('inf'), {begin.text}, 0)", dtype, lanes, "shift"
         )
-        difference = self.emit(node, text, block.dtype, block.lanes, "difference").text
+        text = _whole_block(self, Value(f"{block.text} - {shift.text}", dtype, block.lanes), "0")
+        difference = self.emit(node, text, dtype, block.lanes, "difference").text
         differences, squared = self.fresh("differences"), self.fresh("squared")
-        starts = dict.fromkeys((differences, squared), f"tl.zeros({self.layout.block_shape()}, tl.{block.dtype})")
+        starts = dict.fromkeys((differences, squared), f"tl.zeros({self.layout.block_shape()}, tl.{dtype})")
         updates = (f"{differences} += {difference}", f"{squared} += {difference} * {difference}")
         self.accumulators.append(Accumulator(starts, updates, comment_of(node)))
-        total = self.emit(node, f"tl.sum({differences}, axis=0)", block.dtype, lanes, "total")
-        away = self.emit(node, f"{total.text} / {self.layout.row_length}", block.dtype, lanes, "away")
-        square = self.emit(
-            node, f"tl.sum({squared}, axis=0) - {total.text} * {away.text}", block.dtype, lanes, "square"
-        )
-        self.seen[key] = self.emit(node, f"{first.text} + {away.text}", block.dtype, lanes, "mean")
+        total = self.emit(node, f"tl.sum({differences}, axis=0)", dtype, lanes, "total")
+        away = self.emit(node, f"{total.text} / {self.layout.row_length}", dtype, lanes, "away")
+        square = self.emit(node, f"tl.sum({squared}, axis=0) - {total.text} * {away.text}", dtype, lanes, "square")
+        self.seen[key] = self.emit(node, f"{shift.text} + {away.text}", dtype, lanes, "mean")
         self.seen["squares of", block.text] = _not_negative(self, node, square)
     return self.seen[key], self.seen["squares of", block.text]
 

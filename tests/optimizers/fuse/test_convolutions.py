@@ -91,9 +91,32 @@ def test_a_convolution_that_no_kernel_reads_keeps_its_bias() -> None:
     assert arguments(second)["bias"] is None
     record = next(one for one in variant.passes if one.name == "decompose")
     assert {d.reason for d in record.decisions if d.action == "leave"} == {
-        "no kernel reads its result: ATen adds the bias as fast",
+        "its result is written for other ops than those of a kernel: ATen adds the bias as fast",
         "no kernel computes the gradient that it reads: ATen adds it up as fast",
     }
+
+
+TWO_READERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "a small part": lambda last, z: last(z).sum() + z[0, 0, 0, :3].relu().sum(),
+    "a skip": lambda last, z: (last(z) + z).tanh().sum(),
+    "halves": lambda last, z: last(torch.cat([z[:, :4], z[:, 4:].relu()], 1)).sum(),
+    "a slice": lambda last, z: last(z).sum() + z[:, :, 0].relu().sum(),
+    "windows with gaps": lambda last, z: F.max_pool2d(z.relu(), 2, 1, 0, 2).square().sum() + z.square().sum(),
+    "kept pools": lambda last, z: last(F.adaptive_avg_pool2d(z, 7)).tanh().sum(),
+}
+
+
+@counted
+@pytest.mark.parametrize("name", TWO_READERS)
+def test_no_image_is_added_or_filled_outside_of_kernels(name: str) -> None:
+    first, last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1)
+    capture = _stepped(first, lambda z: TWO_READERS[name](last, z), torch.randn(2, 3, 34, 34, requires_grad=True))
+
+    def added(variant: tracefuse.Variant) -> int:
+        large = [n for n in variant.trace.ops if n.target in (aten.add.Tensor, aten.full.default)]
+        return sum(n.meta["val"].numel() >= 2 * 8 * 32 * 32 for n in large)
+
+    assert added(capture.optimize(remat=1.0)) <= added(capture.optimize(remat=1.0, decompose=False))
 
 
 @counted
