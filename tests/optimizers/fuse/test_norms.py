@@ -3,6 +3,7 @@ H100, compiled without one."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -141,6 +142,49 @@ def test_a_training_step_has_eager_numbers(name: str, is_last: bool, dtype: torc
     names = {op_name(node) for node in variant.trace.ops}
     assert not any("norm" in one for one in names), names
     check_trace(variant.trace, capture, tolerance)
+
+
+LARGE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "batch norm": (lambda: nn.BatchNorm2d(32), (64, 32, 126, 126)),
+    "batch norm of 56 x 56": (lambda: nn.BatchNorm2d(64), (128, 64, 56, 56)),
+    "batch norm of 28 x 28": (lambda: nn.BatchNorm2d(128), (256, 128, 28, 28)),
+    "batch norm of 7 x 7": (lambda: nn.BatchNorm2d(512), (64, 512, 7, 7)),
+    "instance norm": (lambda: nn.InstanceNorm2d(16, affine=True), (16, 16, 190, 191)),
+    "group norm": (lambda: nn.GroupNorm(8, 64), (16, 64, 126, 125)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(f64, 1e-10), (f32, 1e-4)], ids=["f64", "f32"])
+@pytest.mark.parametrize("is_last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_images_have_the_numbers_of_float64(
+    name: str, is_last: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Behind a convolution of one element, so that its bias and the bias's gradient are in the kernels."""
+    torch.manual_seed(0)
+    make, shape = LARGE[name]
+    model = nn.Sequential(nn.Conv2d(shape[1], shape[1], 1, groups=shape[1]), make()).to("cuda", dtype)
+    x, side = (torch.randn(shape, dtype=dtype, device="cuda") for _ in range(2))
+    if is_last:
+        model, x, side = (value.to(memory_format=torch.channels_last) for value in (model, x, side))
+    exact = copy.deepcopy(model).double()
+
+    def gradients(of: nn.Module, x: Tensor, step: Step) -> list[Tensor]:
+        step()
+        return [x.grad, *(p.grad for p in of.parameters())]  # type: ignore[list-item]
+
+    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+    capture = tracefuse.capture(_normed(model, ours, side))
+    program = capture.optimize().check().compile()
+    wanted = gradients(exact, theirs, _normed(exact, theirs, side.double()))
+    ours.grad = None
+    model.zero_grad()
+    found = gradients(model, ours, lambda: program().backward())
+    # The gradient of a bias before a norm is 0 but for rounding: sums over all images are held against the largest of them.
+    sums = max(true.abs().max().item() for true in wanted[1:])
+    for at, (value, true) in enumerate(zip(found, wanted, strict=True)):
+        assert (value.double() - true).abs().max() <= tolerance * (sums if at else true.abs().max().item())
 
 
 POOLED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
