@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tracefuse.profiling.lanes import RunLanes, run_lanes
 from tracefuse.profiling.run import Run
 from tracefuse.timeline.causes import CAUSES
 from tracefuse.widgets.html import page_of
+from tracefuse.widgets.payload.findings import finding_record
 from tracefuse.widgets.payload.timeline import program_record
 
 _HEIGHT_PX = 640
@@ -57,7 +57,7 @@ def run_record(run: Run, lanes: RunLanes) -> dict[str, Any]:
         name: _value(row, lanes.twins.get(name, ()), line, run)
         for (name, row), line in zip(lanes.operators.items(), lines, strict=True)
     }
-    findings = [asdict(one) | {"key": one.key, "trials": []} for one in diagnose_run(run)]
+    findings = [finding_record(one) | {"trials": []} for one in diagnose_run(run)]
     return {"values": values, "findings": findings, "looked_for": list(LOOKED_FOR), "text": str(run)}
 
 

@@ -95,7 +95,9 @@ def test_the_compiled_program_has_eagers_numbers_on_the_gpu(name, dtype):
     rtol, atol = {torch.float64: (1e-8, 1e-10), torch.float32: (1e-3, 1e-6), torch.bfloat16: (0.1, 2e-2)}[precision]
     assert program.gradients().keys() == eager.keys()
     for leaf, gradient in program.gradients().items():
-        torch.testing.assert_close(gradient, eager[leaf], rtol=rtol, atol=atol)
+        # Rounding errors of halves are of the size of what is added up, not of the sum.
+        scale = max(1.0, eager[leaf].abs().max().item()) if precision is torch.bfloat16 else 1.0
+        torch.testing.assert_close(gradient, eager[leaf], rtol=rtol, atol=atol * scale)
 
 
 @pytest.mark.gpu

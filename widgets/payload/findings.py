@@ -20,11 +20,12 @@ def finding_records(
     """The findings of the program as it ran: first those that the passes leave, then those that they mend."""
     found = after.findings(times[1], times[0] if before is after.baseline else None)
     trials = [[] if one.is_mended else _trials(one, after, tried) for one in found]
-    records = [_record(one) | {"trials": tried} for one, tried in zip(found, trials, strict=True)]
+    records = [finding_record(one) | {"trials": tried} for one, tried in zip(found, trials, strict=True)]
     return sorted(records, key=lambda one: one["is_mended"])
 
 
-def _record(finding: Finding) -> dict[str, Any]:
+def finding_record(finding: Finding) -> dict[str, Any]:
+    """A finding without what a session adds to it: its fields, its key, and how its worth is known."""
     record = asdict(finding) | {"key": finding.key, "kind": kind_of(finding.worth)}
     del record["fixes"]
     return record
