@@ -74,6 +74,12 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return None if HAS_PLAYWRIGHT else WithoutPlaywright.from_parent(parent, path=module_path)
 
 
+@pytest.fixture(scope="session")
+def watch_of() -> Callable[[str], Watch]:
+    """`watch_of(allowed)` is a new `Watch` of pages that may ask for what begins with `allowed`."""
+    return Watch
+
+
 @dataclass
 class Watch:
     """What a page did that it must not: exceptions, and requests that leave `allowed`."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,16 +26,17 @@ FILES = Path(__file__).parents[1] / "timelines"
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Page]]:
+def opened(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, watch_of: Callable[[str], Any]
+) -> Iterator[Callable[[str], Page]]:
     """`opened(name)` is the page of that recorded timeline; at the end no page has had an error, or asked for anything."""
-    folder, errors, requests, pages = tmp_path_factory.mktemp("run"), [], [], []
+    folder, watch, pages = tmp_path_factory.mktemp("run"), watch_of("file:"), []
 
     def open_page(name: str) -> Page:
         path = tracefuse.load_timeline(FILES / f"{name}.json.gz", window="window").save_html(folder / f"{name}.html")
         page = browser.new_page(viewport={"width": 1300, "height": 1000})
         pages.append(page)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda one: one.url.startswith(("file:", "blob:", "data:")) or requests.append(one.url))
+        watch.on(page)
         page.goto(path.as_uri())
         page.wait_for_selector("[data-testid=tf-timeline][data-to]")
         return page
@@ -42,8 +44,7 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield open_page
     for page in pages:
         page.close()
-    assert errors == []
-    assert requests == []
+    watch.check()
 
 
 def canvas(page: Page) -> Locator:

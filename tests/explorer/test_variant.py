@@ -94,10 +94,24 @@ def test_the_compiled_program_has_eagers_numbers_on_the_gpu(name, dtype):
     )
     rtol, atol = {torch.float64: (1e-8, 1e-10), torch.float32: (1e-3, 1e-6), torch.bfloat16: (0.1, 2e-2)}[precision]
     assert program.gradients().keys() == eager.keys()
+    exact = in_float64(name, program) if name == "residual_block" and dtype is torch.bfloat16 else None
     for leaf, gradient in program.gradients().items():
-        # Rounding errors of halves are of the size of what is added up, not of the sum.
-        scale = max(1.0, eager[leaf].abs().max().item()) if precision is torch.bfloat16 else 1.0
-        torch.testing.assert_close(gradient, eager[leaf], rtol=rtol, atol=atol * scale)
+        if exact is None:
+            torch.testing.assert_close(gradient, eager[leaf], rtol=rtol, atol=atol)
+        else:  # Norms over 105 elements: in halves eager itself is as far from the truth as from us.
+            ours, theirs = ((g.double() - exact[leaf]).abs().max() for g in (gradient, eager[leaf]))
+            is_noise = exact[leaf].abs().max() < 1e-9  # of a bias before a norm
+            assert ours <= (4 if is_noise else 2) * theirs, leaf
+
+
+def in_float64(name: str, program: programs.Program) -> dict[str, torch.Tensor]:
+    """The gradients of the same program in float64, with the numbers that the leaves of `program` have."""
+    exact = programs.PROGRAMS[name](torch.float64, "cuda").fresh()
+    with torch.no_grad():
+        for leaf, value in program.leaves.items():
+            exact.leaves[leaf].copy_(value)
+    exact.run()
+    return exact.gradients()
 
 
 @pytest.mark.gpu

@@ -106,8 +106,15 @@ TWO_READERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
+WINDOWS = "overlapping windows"
+TWO_READERS[WINDOWS] = lambda last, z: F.max_pool2d(z.relu(), 3, 2, 1).square().sum() + z.square().sum()
+WRITTEN = pytest.mark.xfail(
+    strict=True, reason="the two readers become two kernels, and what both read is added by ATen"
+)
+
+
 @counted
-@pytest.mark.parametrize("name", TWO_READERS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=WRITTEN if n == WINDOWS else ()) for n in TWO_READERS])
 def test_no_image_is_added_or_filled_outside_of_kernels(name: str) -> None:
     first, last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1)
     capture = _stepped(first, lambda z: TWO_READERS[name](last, z), torch.randn(2, 3, 34, 34, requires_grad=True))
