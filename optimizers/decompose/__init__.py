@@ -14,13 +14,14 @@ This package never imports remat, cat or freeze.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import fx
 
 from tracefuse.optimizers.decompose.convolutions import CONVOLUTIONS, has_bias, rewrite_bias
-from tracefuse.optimizers.decompose.extrema import SCATTER, is_gradient_of_extremum, rewrite_scatter
+from tracefuse.optimizers.decompose.extrema import is_gradient_of_extremum, rewrite_scatter
 from tracefuse.optimizers.decompose.losses import BECOMES, RowSums, is_sum_of_log_softmax, rewrite_loss
 from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
 from tracefuse.optimizers.decompose.unread import reads_type_alone, rewrite_operand
@@ -40,7 +41,7 @@ class Decompose:
     name: ClassVar[str] = "decompose"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        if not has_unread(trace.graph) and not any(node.users and becomes(node) for node in trace.ops):
+        if not has_unread(trace.graph) and not any(node.users and _rule(node) for node in trace.ops):
             return trace
         new, sums = trace.copy(), RowSums()
         mark_overwritten(new)
@@ -48,37 +49,31 @@ class Decompose:
         others = {node.target for node in new.ops} - NORMS.keys()
         for targets in (BACKWARDS, FORWARDS, others):
             for node in [n for n in new.ops if n.target in targets]:
-                if node.users and (result := becomes(node)):
-                    name = node.name
-                    reason = _rewrite(node, sums)
+                if node.users and (rule := _rule(node)) is not None:
+                    name, (result, rewrite) = node.name, rule
+                    reason = rewrite(node, sums)
                     decide(Decision(name, "leave" if reason else "decompose", reason or f"it becomes {result}"))
             eliminate_dead_code(new.graph)
         return new
 
 
-def _rewrite(node: fx.Node, sums: RowSums) -> str | None:
-    """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
-    if node.target in NORMS:
-        return rewrite_norm(node)
-    if node.target in CONVOLUTIONS:
-        return rewrite_bias(node)
-    if reads_type_alone(node):
-        return rewrite_operand(node)
-    if (row := apart(node)) is not None:
-        return replace_parts(node, row[0])
-    return rewrite_scatter(node) if node.target is SCATTER else rewrite_loss(node, sums)
+Rewrite = Callable[[fx.Node, RowSums], str | None]
+"""Replaces an op. Returns None when done, else the reason why it stays."""
 
 
-def becomes(node: fx.Node) -> str | None:
-    """What the pass makes of an op, in words; None for ops that do not concern it."""
+def _rule(node: fx.Node) -> tuple[str, Rewrite] | None:
+    """What the pass makes of an op, in words, and how; None for ops that do not concern it."""
     if is_sum_of_log_softmax(node):
-        return "sum(x) - C * logsumexp(x)"
+        return "sum(x) - C * logsumexp(x)", rewrite_loss
     if is_gradient_of_extremum(node):
-        return "a comparison of places"
+        return "a comparison of places", lambda node, _: rewrite_scatter(node)
     if reads_type_alone(node):
-        return "the same without its forward's operand, of which it reads the type alone"
+        said = "the same without its forward's operand, of which it reads the type alone"
+        return said, lambda node, _: rewrite_operand(node)
     if has_bias(node):
-        return CONVOLUTIONS[node.target]
+        return CONVOLUTIONS[node.target], lambda node, _: rewrite_bias(node)
     if (row := apart(node)) is not None:
-        return row[1]
-    return BECOMES.get(node.target) or NORMS.get(node.target)
+        return row[1], lambda node, _: replace_parts(node, row[0])
+    if node.target in NORMS:
+        return NORMS[node.target], lambda node, _: rewrite_norm(node)
+    return (BECOMES[node.target], rewrite_loss) if node.target in BECOMES else None

@@ -11,25 +11,19 @@ from __future__ import annotations
 from torch import fx
 
 from tracefuse.optimizers.facts import is_dense
+from tracefuse.optimizers.formulas.windows import WINDOW_OPS, is_shape_only
 from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.lowering.geometry import memory_order
 from tracefuse.optimizers.ops import arguments, aten, behind_views, set_argument
 from tracefuse.optimizers.trace import call, val
 
-READ_TYPES = {
-    aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default,
-    aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default,
-    aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default,
-    aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default,
-}  # fmt: skip
-"""Backwards that read the shape, strides and dtype of their argument `self` and nothing else."""
-
 
 def reads_type_alone(node: fx.Node) -> bool:
     """Whether the op, which a kernel can hold, has an operand with elements that it does not read."""
-    if node.target not in READ_TYPES or refusal(node) is not None:
+    operand = arguments(node).get("self") if node.target in WINDOW_OPS else None
+    if operand is None or not is_shape_only(operand, node) or refusal(node) is not None:
         return False
-    return behind_views(arguments(node)["self"]).target is not aten.full.default
+    return behind_views(operand).target is not aten.full.default
 
 
 def rewrite_operand(node: fx.Node) -> str | None:

@@ -67,7 +67,7 @@ WINDOW_OPS = AVERAGE | ADAPTIVE | MAXIMUM | ADAPTIVE_MAXIMUM | NEAREST | BACKWAR
 
 
 def is_shape_only(node: fx.Node, user: fx.Node) -> bool:
-    """Whether a pool's backward, `user`, takes `node` only to know the shape of its result."""
+    """Whether a pool's backward, `user`, takes `node` only to know the type of its result."""
     if user.target not in BACKWARD - NEAREST_BACKWARD:
         return False
     return [name for name, arg in arguments(user).items() if arg is node] == ["self"]
