@@ -180,8 +180,8 @@ class Recorder(TorchDispatchMode, Listener):
         said = self._taking(difference, func, args, kwargs, module, str(source or ""))
         if said:
             raise CollectiveOrderError(
-                f"the ranks start different collectives, which hangs or mixes numbers up: {said}. Let every rank start the same "
-                "collectives in the same order: none in a branch that depends on the rank or on its data."
+                f"the ranks start different collectives, which hangs or mixes numbers up: {said}. Let every rank start the "
+                "same collectives in the same order: none in a branch that depends on the rank or on its data."
             )
 
     def _taking(self, take: Callable[..., Any], *args: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+
 import tracefuse
 
 pytestmark = [
@@ -154,12 +155,18 @@ def torchrun(processes: int, folder: Path, *cases: str) -> tuple[int, str]:
         (
             2,
             "only some",
-            {"rank 0 starts all_reduce (sum) of f32[4] in 0.module at order.py:29", "rank 1 starts all_reduce (sum) of f32[20]"},
+            {
+                "rank 0 starts all_reduce (sum) of f32[4] in 0.module at order.py:29",
+                "rank 1 starts all_reduce (sum) of f32[20]",
+            },
         ),
         (
             4,
             "other dtype",
-            {"rank 2 starts all_reduce (sum) of f32[4]", "rank 3 starts all_reduce (sum) of f64[4] in 0.module at order.py:34"},
+            {
+                "rank 2 starts all_reduce (sum) of f32[4]",
+                "rank 3 starts all_reduce (sum) of f64[4] in 0.module at order.py:34",
+            },
         ),
     ],
 )  # fmt: skip
