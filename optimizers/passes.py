@@ -5,7 +5,7 @@
     record    = one pass on one trace: before, after, seconds, decisions
 
 The order is fixed and is the order of the toggles: simplify, freeze, cat, linear_cross_entropy,
-decompose, pad, remat, optimizer_step, fuse.
+decompose, pad, remat, optimizer_step, fuse, overlap.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def configuration(arguments: argparse.Namespace) -> Config:
         on_flag = f"--pass {both[0]}" if both[0] in on else _flag(both[0])
         off_flag = f"--no-pass {both[0]}" if both[0] in without else f"--no-{both[0]}"
         raise OptionError(f"{on_flag} and {off_flag} contradict each other: give one of them")
-    if "remat_options" in given:
-        given["remat_options"] = dict(map(assignment, given["remat_options"]))
+    for name in {"remat_options", "overlap"} & given.keys():
+        given[name] = dict(map(assignment, given[name]))
     for name in {"remat", "memory_budget", "peak_budget"} & given.keys():
         given[name] = read_option(name, given[name], said=f"{_flag(name)} {given[name]}")
     return Config.of(**on).changed(**off, **given)

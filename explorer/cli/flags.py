@@ -127,6 +127,15 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _pass("optimizer_step"),
     _pass("fuse"),
+    replace(
+        _list(
+            "overlap",
+            "NAME=VALUE",
+            "move collectives, with an option such as bucket_mb=25; `tracefuse passes` lists them",
+        ),
+        default=None,
+        off_flag="--no-overlap",
+    ),
 )
 """What chooses the built-in passes; the same on all three surfaces."""
 

@@ -23,7 +23,7 @@ def without_collectives(recording: Recording, ended: Ended) -> tuple[Recording, 
         return recording, ended, ()
     sources = ended.roles.sources
     parameters = {value: name for value, (kind, name) in sources.items() if kind == "parameter" and name}
-    made = lowered(recording, parameters)
+    made = lowered(recording, parameters, ended.roles.gradients)
     now = made.now
     values = [
         value for value in recording.externals if value not in recording.snapshots

@@ -48,14 +48,15 @@ def is_of_ranks(call: Call) -> bool:
     return facts_of(call.func).exchanges or getattr(call.func, "namespace", "") == _FSDP
 
 
-def lowered(recording: Recording, parameters: Mapping[Value, str]) -> Lowered:
-    """`recording` without collectives. `parameters` are the names of the inputs that are parameters, or parts of such."""
-    return _Lowering(recording, parameters).run()
+def lowered(recording: Recording, parameters: Mapping[Value, str], gradients: Mapping[Value, Value]) -> Lowered:
+    """`recording` without collectives. `parameters` are the names of the inputs that are parameters, or parts of such, and
+    `gradients` what the program left of inputs."""
+    return _Lowering(recording, parameters, gradients).run()
 
 
 class _Lowering:
-    def __init__(self, recording: Recording, parameters: Mapping[Value, str]) -> None:
-        self._old, self._parameters = recording, parameters
+    def __init__(self, recording: Recording, parameters: Mapping[Value, str], gradients: Mapping[Value, Value]) -> None:
+        self._old, self._parameters, self._gradients = recording, parameters, gradients
         self._calls: list[Call] = []
         self._of_engine: set[Value] = set()
         count = 1 + max((v.index for call in recording.calls for v in (*call.reads(), *call.out_values())), default=0)
@@ -86,7 +87,8 @@ class _Lowering:
             starts.append(len(self._calls))
             self._add(call)
         starts.append(len(self._calls))
-        now = {value: self._final(value) for value in _wanted(old)}
+        left = {*self._gradients, *self._gradients.values()}
+        now = {value: self._final(value) for value in _wanted(old) | left}
         return Lowered(self._recording(now, starts), self._named, lambda v: now.get(v) or self._final(v), self._unshown)
 
     def _emit(self, call: Call) -> None:
@@ -321,7 +323,8 @@ class _Lowering:
 
         old = self._old
         gradients = {of(leaf): of(value) for leaf, value in old.gradients.items()}
-        self._calls[:] = self._serving.named(self._calls, gradients)
+        left = {of(leaf): of(value) for leaf, value in self._gradients.items()}
+        self._calls[:] = self._serving.named(self._calls, left | gradients)
         updates = [
             replace(
                 one,

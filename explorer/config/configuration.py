@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tracefuse.config.names import DEFAULT_LOGITS_MEMORY, DEFAULT_WEIGHT, OPTION_OF, PASS_OF, PASSES
+from tracefuse.config.names import DEFAULT_LOGITS_MEMORY, DEFAULT_WEIGHT, OFF_BY_DEFAULT, OPTION_OF, PASS_OF, PASSES
 from tracefuse.config.pass_options import Bytes, PassOption, Size, Weight, options_of, read, read_all
 from tracefuse.config.registry import Own, in_order, is_instance, registered, renewed
 from tracefuse.device.dropout import fuse_options
@@ -21,12 +21,13 @@ from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.decompose import Decompose
-from tracefuse.optimizers.errors import did_you_mean
+from tracefuse.optimizers.errors import MeshError, did_you_mean
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.linear_cross_entropy import LinearCrossEntropy
 from tracefuse.optimizers.optimizer_step import OptimizerStep
+from tracefuse.optimizers.overlap import Overlap
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.passes import Pass
 from tracefuse.optimizers.remat import Remat
@@ -74,6 +75,7 @@ class Config:
     `peak_budget`: the most bytes alive at once in the forward and the backward, as the static peak has it after all passes.
     `save`, `recompute`: globs over values or module paths that `remat` must keep, or must not keep.
     `remat_options`: `(name, value)` of the other fields of `Remat` that differ from their defaults, by name.
+    `overlap`: `(name, value)` of the options of the pass that moves collectives; () is on as by default, None is off.
     `own`: the registered passes of the user's own; each is an option by its name.
     """
 
@@ -92,6 +94,7 @@ class Config:
     remat_options: tuple[tuple[str, Any], ...] = ()
     optimizer_step: bool = True
     fuse: bool = True
+    overlap: tuple[tuple[str, Any], ...] | None = None
     own: tuple[Own, ...] = field(default_factory=registered)
 
     @classmethod
@@ -134,6 +137,10 @@ class Config:
             self._remat(self.remat or 0.0, H100_SXM_DATASHEET)
         except ValueError as error:
             raise OptionError(f"remat: {error}") from error
+        try:
+            Overlap(**dict(self.overlap or ()))
+        except MeshError as error:
+            raise OptionError(f"overlap: {error}") from error
         return self
 
     def _remat(self, weight: float, peaks: Peaks) -> Remat:
@@ -158,6 +165,7 @@ class Config:
             "remat": None if self.remat is None else self._remat(self.remat, machine.peaks),
             "optimizer_step": OptimizerStep() if self.optimizer_step else None,
             "fuse": machine.fuse if self.fuse else None,
+            "overlap": None if self.overlap is None else Overlap(**dict(self.overlap)),
         }
         chosen |= {one.name: one.guarded() for one in self.own}
         found = [one for name in self.names if (one := chosen[name]) is not None]
@@ -208,8 +216,8 @@ class Config:
     def options(self, name: str) -> list[tuple[PassOption, Any]]:
         """The options of the pass `name` that have no control of their own, each with its value here."""
         own = self._own.get(name)
-        given = dict(own.values if own else self.remat_options)
-        options = own.options if own else REMAT_OPTIONS if name == "remat" else {}
+        field_, options = MORE_OPTIONS.get(name, ("remat_options", own.options if own else {}))
+        given = dict(own.values if own else getattr(self, field_) or ())
         return [(option, given.get(option.name, option.default)) for option in options.values()]
 
     @property
@@ -226,6 +234,8 @@ class Config:
         }
         if "remat_options" in changed:
             changed["remat_options"] = dict(self.remat_options)
+        if self.overlap is not None:
+            changed["overlap"] = dict(self.overlap) or True
         given = {one.name: one.given for one in self.own}
         changed |= {one.name: given.get(one.name, False) for one in default.own if given.get(one.name) is not True}
         return f"{of}.optimize({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
@@ -237,6 +247,10 @@ REMAT_OPTIONS = {name: option for name, option in options_of(Remat).items() if n
 """The fields of `Remat` that have no option of their own."""
 
 
+MORE_OPTIONS = {"remat": ("remat_options", REMAT_OPTIONS), "overlap": ("overlap", options_of(Overlap))}
+"""By pass the option that holds its other fields, and what these are."""
+
+
 def read_option(name: str, value: Any, said: str = "") -> Any:
     """`value` of the option `name` as `Config` holds it: None and False switch it off, True takes a pass's default.
 
@@ -246,8 +260,9 @@ def read_option(name: str, value: Any, said: str = "") -> Any:
     if value is None or value is False:
         return False if option.types == (bool,) else None if type(None) in option.types else ()
     if value is True and name in PASSES:
-        return option.default
-    return read_all(value, REMAT_OPTIONS, name) if name == "remat_options" else read(option, value, said=said)
+        return () if name in OFF_BY_DEFAULT else option.default
+    more = dict(MORE_OPTIONS.values())
+    return read_all(value, more[name], name) if name in more else read(option, value, said=said)
 
 
 def option_names() -> list[str]:
@@ -286,8 +301,7 @@ def _fields(name: str, given: Any) -> dict[str, Any]:
 def _by_field(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The pass `name` on, with some of its fields given."""
     named = OPTION_OF.get(name, {})
-    rest = dict(
-        read_all({k: v for k, v in given.items() if k not in named}, REMAT_OPTIONS if name == "remat" else {}, name)
-    )
+    field_, options = MORE_OPTIONS.get(name, ("", {}))
+    rest = dict(read_all({k: v for k, v in given.items() if k not in named}, options, name))
     spread = {name: True} | {named[field]: value for field, value in given.items() if field in named}
-    return spread | ({"remat_options": rest} if name == "remat" else {})
+    return spread | ({field_: rest} if field_ else {})

@@ -13,8 +13,12 @@ PASSES = {
     "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
     "optimizer_step": "does an optimizer's step on all parameters, clipping and averages with it, in a few launches",
     "fuse": "turns runs of pointwise ops, casts, views and reductions into Triton kernels; equal ones share one",
+    "overlap": "lets collectives start as soon as what they send is there, and computing wait for them where it has to",
 }
 """What each built-in pass does, in pipeline order."""
+
+OFF_BY_DEFAULT = ("overlap",)
+"""These change what ranks do together, so all ranks have to ask for them."""
 
 PASS_OF: dict[str, str] = {"logits_memory": "linear_cross_entropy"} | dict.fromkeys(
     ("memory_budget", "peak_budget", "save", "recompute", "remat_options"), "remat"
@@ -26,8 +30,10 @@ OPTION_OF = {
     "linear_cross_entropy": {"logits_memory": "logits_memory"},
     "remat": {"producer_input_weight": "remat"}
     | {name: name for name in ("memory_budget", "peak_budget", "save", "recompute")},
+    "overlap": {},
 }
-"""The option of each field of a pass that has one of its own; the other fields of `Remat` are `remat_options`."""
+"""The option of each field of a pass that has one of its own; the other fields of `Remat` are `remat_options`,
+those of `Overlap` stand for its switch."""
 
 DEFAULT_WEIGHT = 0.5
 DEFAULT_LOGITS_MEMORY = 2**29

@@ -215,11 +215,16 @@ def config_record(config: Config) -> dict[str, Any]:
     """The options of a configuration by name, those of `remat_options` and the user's own passes by theirs."""
     plain = {f.name: written(getattr(config, f.name)) for f in fields(Config) if f.name not in _BY_NAME}
     own = {one.name: written(one.given) for one in config.own}
-    return plain | {"remat_options": written(dict(config.remat_options)), "own": own}
+    overlap = False if config.overlap is None else written(dict(config.overlap))
+    return plain | {"remat_options": written(dict(config.remat_options)), "overlap": overlap, "own": own}
 
 
 _Value = bool | int | float | str | tuple[bool | int | float | str, ...] | None
-_BY_NAME: dict[str, Any] = {"remat_options": Mapping[str, _Value], "own": Mapping[str, bool | Mapping[str, _Value]]}
+_BY_NAME: dict[str, Any] = {
+    "remat_options": Mapping[str, _Value],
+    "overlap": bool | Mapping[str, _Value],
+    "own": Mapping[str, bool | Mapping[str, _Value]],
+}
 _OPTIONS = get_type_hints(Config) | _BY_NAME
 """The type of each option as it is written."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tracefuse.optimizers.errors import MeshError
 from tracefuse.optimizers.overlap.schedule import Collective, Part, Schedule
@@ -23,10 +23,16 @@ from tracefuse.optimizers.overlap.schedule import Collective, Part, Schedule
 class Options:
     """The choices above. Raises `MeshError` for sizes and depths that are none."""
 
-    bucket_mb: float | None = None
-    prefetch: int | None = None
-    second_group: bool = False
-    reshard: bool | None = None
+    bucket_mb: float | None = field(
+        default=None,
+        metadata={"help": "reduce gradients in calls of at least so many MiB, each as soon as its last is there"},
+    )
+    prefetch: int | None = field(default=None, metadata={"help": "start a gather so many gathers before it is needed"})
+    second_group: bool = field(default=False, metadata={"help": "let gathers have a process group of their own"})
+    reshard: bool | None = field(
+        default=None,
+        metadata={"help": "true: free gathered parameters behind the forward and gather them again; false: keep them"},
+    )
 
     def __post_init__(self) -> None:
         if self.bucket_mb is not None and not self.bucket_mb > 0:

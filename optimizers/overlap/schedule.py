@@ -26,6 +26,10 @@ Role = Literal["gather", "reduction", "other"]
 """Gathers parameters that each rank holds a part of; reduces gradients; anything else, as tensor parallel layers exchange."""
 
 
+_LAYING_OUT = {"cat", "_to_copy", "constant_pad_nd", "clone", "copy", "_foreach_copy", "empty", "empty_strided"}
+"""What puts the shards of parameters into one tensor, in the dtype that is gathered."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A tensor that a collective sends: its bytes, and from which place on it is there."""
@@ -112,15 +116,16 @@ def is_collective(node: fx.Node) -> bool:
 def gathers_parameters(node: fx.Node) -> bool:
     """Whether a collective gathers inputs of the step, as parameters of which each rank holds a part."""
     sent = node.args[0]
-    return _kind(node) in ("all_gather", "gather") and bool(sent) and all(_is_of_inputs(one) for one in sent)  # type: ignore[union-attr, arg-type]
+    return kind_of(node) in ("all_gather", "gather") and bool(sent) and all(_is_of_inputs(one) for one in sent)  # type: ignore[union-attr, arg-type]
 
 
 def reduces_gradients(node: fx.Node) -> bool:
     """Whether a collective is a reduction that serves parameters."""
-    return bool(node.args[-1]) and _kind(node) in ("all_reduce", "reduce_scatter") and not gathers_parameters(node)
+    return bool(node.args[-1]) and kind_of(node) in ("all_reduce", "reduce_scatter") and not gathers_parameters(node)
 
 
-def _kind(node: fx.Node) -> str:
+def kind_of(node: fx.Node) -> str:
+    """ "all_reduce", "wait"."""
     return node.target.__name__.partition(".")[0]  # type: ignore[union-attr]
 
 
@@ -134,7 +139,7 @@ def _collective(node: fx.Node, place: Mapping[fx.Node, int]) -> Collective:
     needed = min(readers, default=end)
     return Collective(
         name=node.name,
-        kind=_kind(node),
+        kind=kind_of(node),
         role=role,
         group=group,
         ranks=len(ranks),
@@ -161,15 +166,21 @@ def _is_of_inputs(node: fx.Node) -> bool:
     while above:
         one = above.pop()
         if one.op == "call_function":
-            if not (is_view(one) or is_getitem(one) or _name(one) in ("cat", "_to_copy", "constant_pad_nd", "clone")):
+            if not (is_view(one) or is_getitem(one) or op_name_of(one) in _LAYING_OUT):
                 return False
             above += one.all_input_nodes
     return True
 
 
-def _name(node: fx.Node) -> str:
+def op_name_of(node: fx.Node) -> str:
+    """ "cat" of `aten.cat.default`."""
     packet = getattr(node.target, "overloadpacket", None)
     return "" if packet is None else packet.__name__
+
+
+def readers_of(node: fx.Node) -> list[fx.Node]:
+    """The ops that work on what a collective gave, behind views and the wait for it."""
+    return [one for one in _workers(node, through_wait=True) if one.op == "call_function"]
 
 
 def _workers(node: fx.Node, through_wait: bool) -> Iterator[fx.Node]:
@@ -184,5 +195,5 @@ def _workers(node: fx.Node, through_wait: bool) -> Iterator[fx.Node]:
 def _lasting(node: fx.Node) -> Iterator[fx.Node]:
     for one in _workers(node, through_wait=True):
         yield one
-        if _name(one) in ("split_with_sizes_copy", "_to_copy"):
+        if op_name_of(one) in ("split_with_sizes_copy", "_to_copy"):
             yield from _workers(one, through_wait=True)

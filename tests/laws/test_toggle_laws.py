@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "remat_options": ({}, {"longest_chain": 2}, {"distance_base": 1.0}),
     "optimizer_step": (True, False),
     "fuse": (True, False),
+    "overlap": (None, True, {"bucket_mb": 1.0}, {"prefetch": 1}),
     "mine": (True, False, {"most": 1}),
 }
 TOGGLES = st.sampled_from([(name, value) for name, values in VALUES.items() for value in values])

@@ -186,6 +186,8 @@ def _options(config: Config) -> Iterable[str]:
         yield f"{', '.join(config.freeze)} frozen"
     if config.linear_cross_entropy and config.logits_memory != default.logits_memory:
         yield f"logits of {human_bytes(config.logits_memory)}"
+    if config.overlap is not None:
+        yield ", ".join(["collectives moved", *(f"{name} {value}" for name, value in config.overlap)])
     if config.remat is None:
         return
     if config.remat != default.remat:

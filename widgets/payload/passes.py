@@ -46,6 +46,7 @@ def config_record(config: Config) -> dict[str, Any]:
     """A configuration by its options' names, each what `configure` takes back."""
     found = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "own"}
     found["remat_options"] = _written(dict(config.remat_options))
+    found["overlap"] = False if config.overlap is None else _written(dict(config.overlap))
     return found | {one.name: _written(one.given) for one in config.own}
 
 

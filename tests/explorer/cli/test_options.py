@@ -14,6 +14,7 @@ import tracefuse as tf
 from tracefuse.cli.choices import configuration
 from tracefuse.cli.flags import DEMO_OPTIONS, MAGIC_OPTIONS, OPTIONS, add_arguments, magic_arguments, values
 from tracefuse.config import PASSES, Config
+from tracefuse.config.names import OFF_BY_DEFAULT
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.errors import TracefuseError
@@ -178,10 +179,13 @@ def test_passes_are_in_pipeline_order() -> None:
     def without(*off: str) -> list[str]:
         return [name for name in PASSES if name not in off]
 
-    order = "simplify freeze cat linear_cross_entropy decompose pad remat optimizer_step fuse"
-    assert [p.name for p in Config().passes()] == list(PASSES) == order.split()
-    assert [p.name for p in Config.of(cat=False, remat=None).passes()] == without("cat", "remat")
-    assert [p.name for p in Config.of(decompose=False, pad=False).passes()] == without("decompose", "pad")
+    order = "simplify freeze cat linear_cross_entropy decompose pad remat optimizer_step fuse overlap"
+    assert [p.name for p in Config.of(overlap=True).passes()] == list(PASSES) == order.split()
+    assert [p.name for p in Config().passes()] == without(*OFF_BY_DEFAULT)
+    assert [p.name for p in Config.of(cat=False, remat=None).passes()] == without("cat", "remat", *OFF_BY_DEFAULT)
+    assert [p.name for p in Config.of(decompose=False, pad=False).passes()] == without(
+        "decompose", "pad", *OFF_BY_DEFAULT
+    )
     assert Config.off().passes() == []
 
 
@@ -199,7 +203,9 @@ def test_nothing_is_taken_apart_where_nothing_is_fused() -> None:
 
 
 def test_a_pass_says_whether_it_runs_and_what_it_needs() -> None:
-    assert {name: Config().state(name) for name in PASSES} == dict.fromkeys(PASSES, "on")
+    off = dict.fromkeys(OFF_BY_DEFAULT, "off")
+    assert {name: Config().state(name) for name in PASSES} == dict.fromkeys(PASSES, "on") | off
+    assert {name: Config().switched(name).state(name) for name in off} == dict.fromkeys(off, "on")
     assert {Config.off().state(name) for name in PASSES if name != "decompose"} == {"off"}
     assert Config.of(decompose=False).state("decompose") == "off"
     assert Config.of(fuse=False).state("decompose") == "off: needs fuse"
