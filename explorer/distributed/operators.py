@@ -9,6 +9,10 @@ parameters that the collective is for. A replay copies what was received: its ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 
 from tracefuse.errors import ExportError
@@ -30,7 +34,27 @@ KINDS = (
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
+Answer = Callable[[str, list[torch.Tensor], list[torch.Tensor], str, str, list[int]], list[torch.Tensor]]
+
+
+def _as_recorded(
+    kind: str, sent: list[torch.Tensor], received: list[torch.Tensor], op: str, group: str, ranks: list[int]
+) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in received]
+
+
+@dataclass
+class _Exchange:
+    """What a collective gives when it is run: `tracefuse.distributed.together` changes that for a while."""
+
+    answer: Answer = _as_recorded
+
+
+EXCHANGE = _Exchange()
+
+
 def _answered(
+    kind: str,
     sent: list[torch.Tensor],
     received: list[torch.Tensor],
     op: str,
@@ -39,6 +63,10 @@ def _answered(
     waits: bool,
     serves: str,
 ) -> list[torch.Tensor]:
+    return EXCHANGE.answer(kind, sent, received, op, group, ranks)
+
+
+def _typed(sent: list[torch.Tensor], received: list[torch.Tensor], *rest: object) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in received]
 
 
@@ -50,8 +78,8 @@ for _kind in KINDS:
     _LIBRARY.define(
         f"{_kind}(Tensor[] sent, Tensor[] received, str op, str group, int[] ranks, bool waits, str serves) -> Tensor[]"
     )
-    _LIBRARY.impl(_kind, _answered, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{_kind}", _answered, lib=_LIBRARY)
+    _LIBRARY.impl(_kind, partial(_answered, _kind), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{_kind}", _typed, lib=_LIBRARY)
 _LIBRARY.define("wait(Tensor[] started) -> Tensor[]")
 _LIBRARY.impl("wait", _waited, "CompositeExplicitAutograd")
 torch.library.register_fake(f"{NAMESPACE}::wait", _waited, lib=_LIBRARY)
