@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from tracefuse.optimizers.costs.cost import flops, packet_name
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.optimizers.freeze import Freeze
+from tracefuse.optimizers.overlap.schedule import is_collective
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.text import counted, time_text
@@ -31,6 +32,8 @@ def lever_record(name: str, variant: Variant, clock: Clock, step: PassRecord | N
 
 def _needs(name: str, variant: Variant, step: PassRecord | None) -> str:
     state = variant.config.state(name)
+    if name == "overlap" and not any(map(is_collective, variant.program.trace.ops)):
+        return "this step exchanges nothing with other ranks"
     if state != "on":
         return state
     if step is not None and step.error is not None:

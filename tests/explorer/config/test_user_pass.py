@@ -17,6 +17,7 @@ from traces import captured, demanded, ops
 import tracefuse
 from tracefuse.config import registry
 from tracefuse.config.configuration import Config
+from tracefuse.config.names import OFF_BY_DEFAULT
 from tracefuse.errors import OptionError, RegistrationError
 from tracefuse.optimizers.ops import op_name
 from tracefuse.tables.summary import passes_table
@@ -86,7 +87,7 @@ def test_it_is_on_from_the_start_and_can_be_switched_off() -> None:
     ("place", "before", "after"),
     [({"before": "simplify"}, None, "simplify"), ({"before": "fuse"}, "optimizer_step", "fuse"),
      ({"after": "cat"}, "cat", "linear_cross_entropy"),
-     ({"after": "fuse"}, "fuse", None), ({}, "pad", "remat")],
+     ({"after": "fuse"}, "fuse", "overlap"), ({"after": "overlap"}, "overlap", None), ({}, "pad", "remat")],
 )  # fmt: skip
 def test_it_runs_where_it_was_put(place: dict[str, str], before: str | None, after: str | None) -> None:
     tracefuse.register(**place)(made(halved))
@@ -94,7 +95,9 @@ def test_it_runs_where_it_was_put(place: dict[str, str], before: str | None, aft
     at = names.index("mine")
     assert (names[at - 1], names[at + 1]) == (before, after)
     steps = [s.name for s in capture().optimize().passes]
-    assert steps == [p.name for p in Config().passes()] == [name for name in names if name]
+    assert (
+        steps == [p.name for p in Config().passes()] == [name for name in names if name and name not in OFF_BY_DEFAULT]
+    )
 
 
 def test_its_fields_are_options_everywhere() -> None:

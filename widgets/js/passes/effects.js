@@ -2,7 +2,7 @@
 
 import { bounds, formatBytes, formatTime, signed } from "../parts/dom.js";
 
-const BUILT_IN = new Set(["simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "remat", "optimizer_step", "fuse"]);
+const BUILT_IN = new Set(["simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "remat", "optimizer_step", "fuse", "overlap"]);
 
 /** Whether the pass was registered by the user. @param {PassRecord} one */
 export function isOwn(one) {
