@@ -62,4 +62,6 @@ def _keyed(known: Mapping[Value, T], made: Lowered) -> dict[Value, T]:
 
 
 def _sentence(name: str, count: int) -> str:
-    return f"{counted(count, name)} of this process with others: it gives no number, and is no part of the trace."
+    word, _, peer = name.partition(" ")
+    what = " ".join(filter(None, (counted(count, word), peer or "of this process with others")))
+    return f"{what}: it gives no number, and is no part of the trace."

@@ -103,7 +103,7 @@ class _Lowering:
             self._exchange(call)
         elif facts_of(call.func).exchanges:
             if not schemas.is_wait(call.func) and not call.out_values():
-                name = schemas.name_of(call.func).strip("_")
+                name = " ".join(filter(None, (schemas.name_of(call.func).strip("_"), _peer_of(call))))
                 self._unshown[name] = self._unshown.get(name, 0) + 1
         elif call.func.namespace == _FSDP:
             self._of_fsdp(call)
@@ -372,8 +372,17 @@ def _wanted(recording: Recording) -> set[Value]:
 def _group_of(call: Call) -> tuple[Group, str]:
     given = schemas.given(call.func, call.args, call.kwargs)
     group = next((one for one in given.values() if isinstance(one, Group)), None)
-    reduction = given.get("reduce_op") or ""
+    reduction = given.get("reduce_op") or _peer_of(call)
     return group or named_group(given["group_name"]), reduction
+
+
+def _peer_of(call: Call) -> str:
+    """ "from rank 3" of what is received of one process, "to rank 3" of what is sent to one; "" of a group's collectives."""
+    given = schemas.given(call.func, call.args, call.kwargs)
+    group = next((one for one in given.values() if isinstance(one, Group)), None)
+    if group is None or schemas.name_of(call.func) not in ("recv_", "send"):
+        return ""
+    return f"from rank {group.ranks[given['src']]}" if "src" in given else f"to rank {group.ranks[given['dst']]}"
 
 
 def _mapped(tree: Any, to: Mapping[Value, Value]) -> Any:

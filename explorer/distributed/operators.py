@@ -4,7 +4,8 @@
 
 The recorded tensors are operands, so a replay needs no other process, and answers every collective as the other processes
 did. `waits` says that the program waited at once; where it did not, `wait` is an operator of its own. `serves` names the
-parameters that the collective is for. A replay copies what was received: its time is that of a copy, not of a transfer.
+parameters that the collective is for, and `op` is a reduction, or of what one process sends "from rank 3". A replay copies
+what was received: its time is that of a copy, not of a transfer.
 """
 
 from __future__ import annotations
