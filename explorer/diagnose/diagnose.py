@@ -112,7 +112,7 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
         return finding
     worth = "; ".join(one.worth for one in still[:MOST_LEFT])
     said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, called, on)}"
-    return replace(finding, mended=said, changes=None, fixes=_other_fixes(finding))
+    return replace(finding, mended=said, changes=None, fixes=_other_fixes(finding), left_kind=still[0].kind)
 
 
 def _other_fixes(finding: Finding) -> tuple[Fix, ...]:

@@ -42,6 +42,12 @@ def with_backward(case: Case, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return [*nodes, *(n for n in case.trace.ops if does_work(n) and origin(n).autograd and origin(n).seq in of)]
 
 
+def parameters_of(trace: Trace) -> set[fx.Node]:
+    """The inputs that are parameters."""
+    pairs = zip(trace.placeholders, trace.inputs, strict=True)
+    return {node for node, entry in pairs if entry.kind == "parameter"}
+
+
 def ran_in_place(node: fx.Node) -> bool:
     """Whether the program ran the op in place: its operand and its result are one memory."""
     return bool((node.meta.get("custom") or {}).get(IN_PLACE))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding, names
+from tracefuse.findings.finding import Case, Finding
 from tracefuse.findings.launching import HOST_US, MEASURED
 from tracefuse.lint.facts import longest_chain, module_and_function, own_ops, parts_of, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
@@ -31,22 +31,20 @@ def loops_over_samples(case: Case) -> Iterator[Finding]:
         every = with_backward(case, ops)
         launches = HOST_US * len(every) * (rounds - 1) / rounds
         waited = launches - case.us(every)
-        severity = case.severity(waited, case.step_us + waited) if waited > 0 else None
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "per-sample-loop",
-            severity,
+            case.severity(waited, case.step_us + waited),
             f"a loop computes the same for each of {rounds} samples of {list(val(base).shape)}",
             (
                 ("ops", f"{len(ops)} in the forward, {len(every) - len(ops)} in the backward"),
                 ("kernels take", f"{time_text(case.us(every))} ({case.times.provenance})"),
                 ("launching takes", f"{time_text(launches)}: {MEASURED}"),
             ),
-            names(ops),
+            ops,
             at,
             "compute it of the whole batch at once; a function of one sample becomes one of a batch by `torch.vmap`",
             f"at most {time_text(waited)} a step, if the GPU waits for the host (modelled)",
+            kind="modelled",
         )
 
 
@@ -126,21 +124,18 @@ def growing_concatenations(case: Case) -> Iterator[Finding]:
         extra = chain[:-1]
         us = case.us(with_backward(case, extra))
         launches = HOST_US * len(with_backward(case, extra))
-        severity = case.severity(us) or (case.severity(launches, case.step_us + launches) and "low")
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "cat-in-loop",
-            severity,
+            case.severity(us) or (case.severity(launches, case.step_us + launches) and "low"),
             f"{len(chain)} concatenations copy {human_bytes(sum(map(nbytes, chain)))} to make {human_bytes(nbytes(last))}",
             (
                 ("moved", human_bytes(sum(map(bytes_moved, chain)))),
                 ("launching takes", f"{time_text(launches)} more: {MEASURED}"),
             ),
-            names(chain),
-            line_of(last),
+            chain,
+            last,
             "append to a list in the loop, and call `torch.cat` or `torch.stack` once behind it",
-            case.worth(us),
+            us,
         )
 
 
@@ -183,23 +178,20 @@ def writes_into_views(case: Case) -> Iterator[Finding]:
     for group in grouped(late, lambda n: module_and_function(wrote[n])).values():
         us, at = case.us(group), line_of(wrote[min(group, key=lambda n: origin(wrote[n]).seq or 0)])
         writes = {origin(n).seq for n in group}
-        severity = case.severity(us)
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "write-into-view",
-            severity,
+            case.severity(us),
             f"{counted(len(writes), 'write')} into slices cost{'s' * (len(writes) == 1)} the backward "
             f"{counted(len(group), 'op')}: CopySlices",
             (
                 ("moved in the backward", human_bytes(sum(map(bytes_moved, group)))),
                 ("each write", f"copies a gradient of {human_bytes(max(map(nbytes, group)))} to clear a slice of it"),
             ),
-            names(group),
+            group,
             at,
             "make the whole of its parts, `torch.cat` or `torch.stack`, or `torch.where` for a mask, instead of writing into "
             "`out[…]`",
-            case.worth(us),
+            us,
         )
 
 

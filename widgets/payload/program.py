@@ -91,7 +91,7 @@ def payload(
     steps = {step.name: step for step in (*variant.passes, *(variant.update.passes if variant.update else ()))}
     rows = layers(before, after, op_times)
     as_it_ran = clock.of(variant.baseline.whole)
-    found = finding_records(variant.baseline, variant, (as_it_ran, op_times[1]), tried or {})
+    found = finding_records(variant, (as_it_ran, op_times[1]), tried or {})
     sizes = summary(beside, variant, timing)
     return {
         "version": VERSION,
