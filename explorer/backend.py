@@ -320,7 +320,7 @@ def _as_graphs(halves: Halves, run_backward: Boxed) -> tuple[fx.GraphModule, fx.
     front, back = halves.variant.forward, halves.variant.backward
     primals, kept = halves.primals(), halves.kept_values()
     results = [None if value is None else val(value) for value in halves.among(front.returned, halves.results)]
-    tangents = [val(p) for p, i in zip(back.placeholders, back.inputs, strict=True) if i.kind == "cotangent"]
+    tangents = [val(p) for i, p in back.input_pairs if i.kind == "cotangent"]
     wanted = [None if value is None else val(value) for value in halves.among(back.returned, halves.gradients)]
     return (
         _graph_of(_Half("forward", halves.forward), "primals", primals, [*results, *kept]),

@@ -90,13 +90,14 @@ class LoadedCapture(Capture):
         self.check_inputs()
         assert self._update is not None
         made = handed_over(self._trace, self._update)
-        read = zip(self._update.inputs, self._update.placeholders, strict=True)
-        return _inputs_of(((entry, node) for entry, node in read if entry.name not in made), self._saved.update)
+        return _inputs_of(
+            ((entry, node) for entry, node in self._update.input_pairs if entry.name not in made), self._saved.update
+        )
 
     def _inputs(self) -> Inputs:
         """The tensors of the file; those that were trained have a `.grad` to fill, which is nobody's but this capture's."""
         self.check_inputs()
-        return _inputs_of(zip(self._trace.inputs, self._trace.placeholders, strict=True), self._saved.data)
+        return _inputs_of(self._trace.input_pairs, self._saved.data)
 
     @property
     def machine(self) -> Machine:

@@ -39,7 +39,7 @@ def render(trace: Trace) -> str:
 def head_lines(trace: Trace) -> list[str]:
     """The signature, then one comment for each input."""
     signature = f"def {trace.name}({', '.join(i.name for i in trace.inputs)}):"
-    comments = (_input_comment(i, p) for i, p in zip(trace.inputs, trace.placeholders, strict=True))
+    comments = (_input_comment(i, p) for i, p in trace.input_pairs)
     return [signature, *(f"{INDENT}# {comment}" for comment in comments)]
 
 

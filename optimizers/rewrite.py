@@ -71,8 +71,7 @@ def mark_overwritten(trace: Trace) -> None:
 
     For passes, on their own copy, before the first rewrite: rewrites see nodes, and only the signature knows.
     """
-    pairs = zip(trace.outputs, trace.returned, strict=True)
-    named = {out.of for out, value in pairs if out.kind == "mutation" and phase(value) == "forward"}
+    named = {out.of for out, value in trace.output_pairs if out.kind == "mutation" and phase(value) == "forward"}
     inputs = trace.placeholders
     memory = {m for n in inputs if n.name in named for m in storages(n)}
     for node in inputs:

@@ -156,6 +156,16 @@ class Trace:
         return tuple(self.graph.output_node().args[0])  # type: ignore[arg-type]
 
     @property
+    def input_pairs(self) -> list[tuple[Input, fx.Node]]:
+        """What each placeholder is, and the placeholder."""
+        return list(zip(self.inputs, self.placeholders, strict=True))
+
+    @property
+    def output_pairs(self) -> list[tuple[Output, fx.Node]]:
+        """What each value that is returned is, and the value."""
+        return list(zip(self.outputs, self.returned, strict=True))
+
+    @property
     def code(self) -> str:
         """The trace as Python that runs. See `tracefuse.optimizers.render`."""
         from tracefuse.optimizers.render import render

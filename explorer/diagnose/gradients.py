@@ -70,8 +70,7 @@ def _undemanded(
     nodes = [case.trace.node(op) for op in cost.ops]
     us = case.us(nodes)
     of = {entry.name for entry in case.trace.inputs if entry.source in sources}
-    pairs = zip(case.trace.outputs, case.trace.returned, strict=True)
-    gradients = [node for out, node in pairs if out.kind == "gradient" and out.of in of]
+    gradients = [node for out, node in case.trace.output_pairs if out.kind == "gradient" and out.of in of]
     severity = case.severity(us)
     yield from case.finding(
         name,

@@ -10,8 +10,7 @@ from dataclasses import replace
 from torch import fx
 
 from tracefuse.diagnose.moves import is_on_gpu
-from tracefuse.findings.finding import Case, Finding
-from tracefuse.findings.launching import HOST_US, MEASURED
+from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
 from tracefuse.lint.facts import longest_chain
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name

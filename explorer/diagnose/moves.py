@@ -163,7 +163,7 @@ def is_on_gpu(trace: Trace) -> bool:
 def _gradient_of(trace: Trace, node: fx.Node) -> str:
     """The input whose gradient `node` becomes, through views and sums; "" if it becomes none or several."""
     seen, front, found = set(), [node], set()
-    outputs = {n: out.of for n, out in zip(trace.returned, trace.outputs, strict=True) if out.kind == "gradient"}
+    outputs = {n: out.of for out, n in trace.output_pairs if out.kind == "gradient"}
     while front:
         one = front.pop()
         if one in outputs:

@@ -25,9 +25,7 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
     forward = [n for n in casts if behind_views(n.args[0]) in parameters]  # type: ignore[arg-type]
     if not forward:
         return
-    gradients = {
-        node for node, out in zip(case.trace.returned, case.trace.outputs, strict=True) if out.kind == "gradient"
-    }
+    gradients = {node for out, node in case.trace.output_pairs if out.kind == "gradient"}
     backward = [n for n in casts if case.half[n] == "backward" and n in gradients]
     us = case.us([*forward, *backward])
     cast = dict.fromkeys(behind_views(n.args[0]) for n in forward)  # type: ignore[arg-type]

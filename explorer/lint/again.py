@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import fx
 
 from tracefuse.device.target import memory_bytes
-from tracefuse.findings.finding import Case, Finding
-from tracefuse.findings.launching import HOST_US
+from tracefuse.findings.finding import HOST_US, Case, Finding
 from tracefuse.lint.facts import Numbering, behind, line_saying, module_and_function, own_ops
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.liveness import peak_bytes

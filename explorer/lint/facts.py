@@ -113,7 +113,7 @@ class Numbering:
         written = {out.of for out in trace.outputs if out.kind == "mutation"}
         standing = {i.name for i in trace.inputs if i.kind in _STANDING and i.name not in written}
         same = _equal_buffers(program, standing)
-        for node, entry in zip(trace.placeholders, trace.inputs, strict=True):
+        for entry, node in trace.input_pairs:
             self._give(node, ("input", same.get(entry.name, entry.name)))
             if entry.name in standing:
                 self.constants.add(node)

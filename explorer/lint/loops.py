@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding
-from tracefuse.findings.launching import HOST_US, MEASURED
+from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
 from tracefuse.lint.facts import longest_chain, module_and_function, own_ops, parts_of, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
 from tracefuse.optimizers.ops import does_work, is_getitem

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding
-from tracefuse.findings.launching import HOST_US, MEASURED
+from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
 from tracefuse.lint.facts import behind, longest_chain, own_ops, with_backward
 from tracefuse.optimizers.costs.alignment import MATMULS, dims_of, factors
 from tracefuse.optimizers.costs.cost import bytes_moved, flops, packet_name

@@ -16,11 +16,10 @@ import numpy as np
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import SEVERITIES, Finding, severity_of
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.profiling.ddp import searches_for_unused
 from tracefuse.profiling.run import Run
-from tracefuse.profiling.words import LOOKED_FOR, PAGEABLE_WORDS, WORDS, Words
+from tracefuse.profiling.words import LOOKED_FOR, PAGEABLE_WORDS, UNUSED, WORDS, Words
 from tracefuse.tables.folding import grouped
-from tracefuse.text import time_text
+from tracefuse.text import counted, share_text, time_text
 from tracefuse.timeline.causes import HOST, IDLE, IDLING, LONG_NS
 from tracefuse.timeline.host_calls import PAGEABLE, SYNCHRONIZATION, pageable
 from tracefuse.timeline.idle import Idle, Stretch
@@ -238,3 +237,34 @@ def _longest(found: Iterable[tuple[str, int]]) -> str:
 
 def _share(ns: int, window_ns: int) -> str:
     return f"{time_text(ns / 1e3)} of {time_text(window_ns / 1e3)}, {100 * ns / window_ns:.3g} %"
+
+
+# --- DistributedDataParallel ------------------------------------------------------------------------------------------
+
+SEARCH = "reducer::search_unused_parameters"
+"""The range of a search, which is there only where it is asked for: `RECORD_FUNCTION` in torch's `reducer.cpp`, on 2.13."""
+
+
+def searches_for_unused(run: Run) -> Iterator[Finding]:
+    """Each search is one step's, on the host, before its backward."""
+    events = run.recording.events
+    rows = run.rows[events.named(lambda name: name.endswith(SEARCH))[run.rows]]
+    if not len(rows):
+        return
+    total_ns, window_ns = int(events.duration_ns[rows].sum()), run.window[1] - run.window[0]
+    lines = dict.fromkeys(filter(None, run.lines.of_rows(events, np.asarray(rows))))
+    yield Finding(
+        id=UNUSED,
+        severity=severity_of(total_ns, window_ns) or "low",
+        title=f"DistributedDataParallel looks for unused parameters {counted(len(rows), 'time')}",
+        evidence=(
+            ("on the host", f"{time_text(total_ns / 1e3)}, {time_text(total_ns / 1e3 / len(rows))} each"),
+            ("range", events.name_at(int(rows[0]))),
+        ),
+        values=(),
+        source=next(iter(lines), ""),
+        fix="`DistributedDataParallel(model)` without `find_unused_parameters=True` where every parameter gets a gradient; "
+        "`static_graph=True` where the same ones never do",
+        worth=f"at least {time_text(total_ns / 1e3)} of the host's {time_text(window_ns / 1e3)}, "
+        f"{share_text(total_ns, window_ns)} ({run.provenance}); gradients are then reduced as soon as they are there",
+    )

@@ -62,7 +62,7 @@ def _is_of_the_backward(node: fx.Node) -> bool:
 
 def mark_cotangents(trace: Trace) -> None:
     """Note on the inputs of a copy which are cotangents: rewrites see nodes, and only the signature knows."""
-    for entry, node in zip(trace.inputs, trace.placeholders, strict=True):
+    for entry, node in trace.input_pairs:
         node.meta["is_cotangent"] = entry.kind == "cotangent"
 
 

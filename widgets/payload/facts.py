@@ -7,15 +7,16 @@ trace and those of all steps before that pass are the same ones as before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
 
+from tracefuse.assembly.unshown import Dropped
 from tracefuse.optimizers import liveness
-from tracefuse.optimizers.costs.cost import flops
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
@@ -192,3 +193,26 @@ def _twins(trace: Trace) -> dict[tuple[str, int | None], list[str]]:
         if seq is not None:
             found.setdefault((phase(node), seq), []).append(node.name)
     return found
+
+
+# --- what was computed and never used ---------------------------------------------------------------------------------
+
+PROVENANCE = f"modelled: roofline of the {H100_SXM_DATASHEET.source}"
+
+
+def unused_record(dropped: Sequence[Dropped]) -> dict[str, Any]:
+    """Those ops in the order of the program, and whose times they have."""
+    return {"provenance": PROVENANCE, "ops": [_op_record(one) for one in dropped]}
+
+
+def _op_record(one: Dropped) -> dict[str, Any]:
+    where = one.origin
+    return {
+        "op": one.op,
+        "module": where.module,
+        "module_type": where.module_type,
+        "source": f"{where.source.line}: {where.source.text.strip()}" if where.source else "",
+        "phase": "backward" if where.autograd else "forward",
+        "nbytes": one.nbytes,
+        "time_us": float(f"{one.modelled_us:.4g}"),
+    }
