@@ -23,7 +23,6 @@ from tracefuse.execution.replay import replayed
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, val
-from tracefuse.recording.calls import Guard
 from tracefuse.session.files import Session, opened
 from tracefuse.session.parts import SHARED, SavedInputs
 from tracefuse.variant import Variant
@@ -77,10 +76,7 @@ class LoadedCapture(Capture):
         joint = CapturedProgram(
             self._trace,
             self._inputs,
-            guards=tuple(
-                Guard(one.op, one.value, one.source, one.in_optimizer, one.in_update, one.decides)
-                for one in captured.guards
-            ),
+            guards=captured.guards,
             **{name: getattr(captured, name) for name in SHARED},
         )
         return joint if self._update is None else with_update(joint, self._update, self._update_inputs, replayed)

@@ -16,9 +16,9 @@ from tracefuse.diagnose.attention_forms import Attention, attentions
 from tracefuse.findings.finding import Case, Finding, dtype
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.liveness import saved_values
-from tracefuse.optimizers.ops import does_work, is_getitem, producer
+from tracefuse.optimizers.ops import does_work, grouped, is_getitem, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, phase, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted
 
 _FUSED_OFF = "fused attention"

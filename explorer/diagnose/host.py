@@ -14,10 +14,10 @@ from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
 from tracefuse.lint.facts import longest_chain
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
-from tracefuse.optimizers.ops import does_work, producer
+from tracefuse.optimizers.ops import does_work, grouped, producer
 from tracefuse.optimizers.trace import human_bytes, line_of, origin
 from tracefuse.recording.host_reads import COPY, Kind, Stop
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import share_text, time_text
 
 _FIX: dict[Kind, str] = {

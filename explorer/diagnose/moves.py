@@ -9,10 +9,11 @@ import torch
 from torch import fx
 
 from tracefuse.findings.finding import Bar, Case, Finding, Fix, device
+from tracefuse.lint.facts import users_of
 from tracefuse.measure.op_times import Transfer
-from tracefuse.optimizers.ops import behind_views
+from tracefuse.optimizers.ops import behind_views, grouped, reached
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, tensors, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
@@ -162,16 +163,9 @@ def is_on_gpu(trace: Trace) -> bool:
 
 def _gradient_of(trace: Trace, node: fx.Node) -> str:
     """The input whose gradient `node` becomes, through views and sums; "" if it becomes none or several."""
-    seen, front, found = set(), [node], set()
     outputs = {n: out.of for out, n in trace.output_pairs if out.kind == "gradient"}
-    while front:
-        one = front.pop()
-        if one in outputs:
-            found.add(outputs[one])
-        for user in one.users:
-            if user.op == "call_function" and user not in seen:
-                seen.add(user)
-                front.append(user)
+    made = reached([node], users_of)
+    found = {outputs[one] for one in made if one in outputs}
     return found.pop() if len(found) == 1 else ""
 
 

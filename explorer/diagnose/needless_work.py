@@ -12,10 +12,10 @@ from tracefuse.findings.finding import Case, Finding, Fix, dtype
 from tracefuse.lint.facts import parameters_of, parts_of
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
-from tracefuse.optimizers.ops import behind_views, does_work
+from tracefuse.optimizers.ops import behind_views, does_work, grouped
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
 from tracefuse.recording.operators import LOADER
-from tracefuse.tables.folding import folded_paths, grouped, name_of, work
+from tracefuse.tables.folding import folded_paths, name_of, work
 
 
 def casts_of_weights(case: Case) -> Iterator[Finding]:

@@ -10,9 +10,8 @@ from torch import fx
 from tracefuse.assembly.program import Stepped
 from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Severity
 from tracefuse.optimizers.costs.cost import bytes_moved
-from tracefuse.optimizers.ops import does_work, op_name
+from tracefuse.optimizers.ops import does_work, grouped, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin
-from tracefuse.tables.folding import grouped
 from tracefuse.text import counted, share_text
 
 MOST_LINES = 3  # of the update that are told with their shares

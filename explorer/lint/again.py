@@ -12,9 +12,9 @@ from tracefuse.findings.finding import HOST_US, Case, Finding
 from tracefuse.lint.facts import Numbering, behind, line_saying, module_and_function, own_ops
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.liveness import peak_bytes
-from tracefuse.optimizers.ops import does_work, is_returned, is_view, producer
+from tracefuse.optimizers.ops import does_work, grouped, is_returned, is_view, producer
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text
 
 ALL = 0.9

@@ -10,9 +10,9 @@ from torch import fx
 from tracefuse.findings.finding import Case, Finding, Severity, dtype
 from tracefuse.lint.facts import HALVES, is_explicit_cast, own_ops, parameters_of, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
-from tracefuse.optimizers.ops import behind_views, is_random, producer, readers
+from tracefuse.optimizers.ops import behind_views, grouped, is_random, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted
 
 LONGEST = 8
@@ -201,9 +201,8 @@ def _is_of_logits(cast: fx.Node) -> bool:
 def float64_leaks(case: Case) -> Iterator[Finding]:
     """Work in float64 in a program whose parameters are not."""
     kinds = ("parameter", "input")
-    pairs = list(zip(case.trace.placeholders, case.trace.inputs, strict=True))
-    given = [node for node, entry in pairs if entry.kind in kinds and val(node).is_floating_point()]
-    if any(val(n).dtype == torch.float64 for n, entry in pairs if entry.kind == "parameter") or not given:
+    given = [node for entry, node in case.trace.input_pairs if entry.kind in kinds and val(node).is_floating_point()]
+    if any(val(n).dtype == torch.float64 for n in parameters_of(case.trace)) or not given:
         return
     ops = [n for n in case.trace.ops if case.half[n] != "update" and packet_name(n) and val_dtype(n) == torch.float64]
     ops = [n for n in ops if case.us([n]) > 0]

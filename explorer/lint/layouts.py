@@ -12,10 +12,10 @@ from tracefuse.findings.finding import Case, Finding
 from tracefuse.lint.facts import behind, own_ops, ran_in_place, users_of, with_backward
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
-from tracefuse.optimizers.ops import arguments, is_returned, is_view
+from tracefuse.optimizers.ops import arguments, grouped, is_returned, is_view
 from tracefuse.optimizers.rewrite import evaluate
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, share_text, time_text
 
 DEEPEST = 8

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import fx
 
 from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
-from tracefuse.lint.facts import longest_chain, module_and_function, own_ops, parts_of, with_backward
+from tracefuse.lint.facts import longest_chain, module_and_function, own_ops, parts_of, users_of, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
-from tracefuse.optimizers.ops import does_work, is_getitem
+from tracefuse.optimizers.ops import does_work, grouped, is_getitem, reached
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
-from tracefuse.tables.folding import grouped
 from tracefuse.text import counted, time_text
 
 FEWEST = 8
@@ -100,15 +99,8 @@ def _each_reached(nodes: Iterable[fx.Node], most: int) -> list[set[fx.Node]] | N
 
 def _reached(node: fx.Node) -> Iterator[fx.Node]:
     """What the forward computes of a value."""
-    front, seen = [node], {node}
-    while front:
-        one = front.pop()
-        for user in one.users:
-            if user.op == "call_function" and user not in seen and not origin(user).autograd:
-                seen.add(user)
-                front.append(user)
-                if does_work(user):
-                    yield user
+    found = reached([node], lambda one: (user for user in users_of(one) if not origin(user).autograd))
+    return (one for one in found if one is not node and does_work(one))
 
 
 # --- concatenations ---------------------------------------------------------------------------------------------------
@@ -165,14 +157,8 @@ def _chain(last: fx.Node) -> list[fx.Node]:
 def writes_into_views(case: Case) -> Iterator[Finding]:
     """Writes into slices of a tensor with a gradient, whose backward copies the whole gradient for each: `CopySlices`."""
     late = [n for n in case.trace.ops if origin(n).autograd == "CopySlices" and does_work(n)]
-    forward = sorted(
-        (
-            n
-            for n in case.trace.ops
-            if not origin(n).autograd and origin(n).seq is not None and case.half[n] == "forward"
-        ),
-        key=lambda n: origin(n).seq or 0,
-    )
+    own = [n for n in case.trace.ops if not origin(n).autograd and case.half[n] == "forward"]
+    forward = sorted((n for n in own if origin(n).seq is not None), key=lambda n: origin(n).seq or 0)
     wrote = {n: _write_before(n, forward) for n in late}
     for group in grouped(late, lambda n: module_and_function(wrote[n])).values():
         us, at = case.us(group), line_of(wrote[min(group, key=lambda n: origin(wrote[n]).seq or 0)])

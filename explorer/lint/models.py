@@ -10,9 +10,9 @@ from torch import fx
 from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import line_saying, own_ops, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
-from tracefuse.optimizers.ops import arguments, behind_views, is_getitem, producer, readers
+from tracefuse.optimizers.ops import arguments, behind_views, grouped, is_getitem, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted
 
 FEWEST_VALUES = 32

@@ -10,9 +10,9 @@ from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
 from tracefuse.lint.facts import behind, longest_chain, own_ops, with_backward
 from tracefuse.optimizers.costs.alignment import MATMULS, dims_of, factors
 from tracefuse.optimizers.costs.cost import bytes_moved, flops, packet_name
-from tracefuse.optimizers.ops import behind_views, is_getitem, is_view, producer, readers
+from tracefuse.optimizers.ops import behind_views, grouped, is_getitem, is_view, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, origin, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text
 
 FEWEST = 4

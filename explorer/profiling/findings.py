@@ -15,10 +15,10 @@ import numpy as np
 
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import SEVERITIES, Finding, severity_of
+from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.profiling.run import Run
 from tracefuse.profiling.words import LOOKED_FOR, PAGEABLE_WORDS, UNUSED, WORDS, Words
-from tracefuse.tables.folding import grouped
 from tracefuse.text import counted, share_text, time_text
 from tracefuse.timeline.causes import HOST, IDLE, IDLING, LONG_NS
 from tracefuse.timeline.host_calls import PAGEABLE, SYNCHRONIZATION, pageable

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tracefuse.optimizers.kernels.lists import Piece, is_scalar
-from tracefuse.optimizers.ops import is_random
+from tracefuse.optimizers.ops import grouped, is_random
 from tracefuse.optimizers.optimizer_step.elements import is_costly, refusal
 from tracefuse.optimizers.trace import phase
 
@@ -59,10 +59,8 @@ def held_by_kernels(graph: fx.Graph) -> list[fx.Node]:
 
 def pieces(made: Plan, returned: set[fx.Node]) -> dict[int, list[Piece]]:
     """The pieces by their level, in the order of the graph."""
-    groups: dict[tuple[object, int], list[fx.Node]] = {}
-    for node in made.graph.nodes:
-        if node in made.component:
-            groups.setdefault((made.component[node], made.level[node]), []).append(node)
+    held = [node for node in made.graph.nodes if node in made.component]
+    groups = grouped(held, lambda node: (made.component[node], made.level[node]))
     found: dict[int, list[Piece]] = {}
     for (_, level), ops in groups.items():
         inside = set(ops)

@@ -18,7 +18,7 @@ from tracefuse.assembly.unshown import Dropped
 from tracefuse.optimizers import liveness
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, op_name, producer
+from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
 from tracefuse.tables.memory import input_bytes
 
@@ -155,8 +155,7 @@ class _Around:
         self.twins = _twins(trace)
         self.saved = {s.name: s.nbytes for s in saved_values(trace)}
         self.aliases = {name: life.aliases for life in lifetimes(trace) for name in life.aliases}
-        gradients = zip(trace.returned, trace.outputs, strict=True)
-        self.of = {node.name: out.of for node, out in gradients if out.kind == "gradient"}
+        self.of = {node.name: out.of for out, node in trace.output_pairs if out.kind == "gradient"}
         self.of |= {i.name: i.source for i in trace.inputs if i.kind == "parameter"}
 
 
@@ -187,12 +186,9 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
 
 def _twins(trace: Trace) -> dict[tuple[str, int | None], list[str]]:
     """Names of the ops of each phase by autograd's sequence number, which an op shares with its twin in the other phase."""
-    found: dict[tuple[str, int | None], list[str]] = {}
-    for node in trace.ops:
-        seq = origin(node).seq
-        if seq is not None:
-            found.setdefault((phase(node), seq), []).append(node.name)
-    return found
+    ops = [node for node in trace.ops if origin(node).seq is not None]
+    groups = grouped(ops, lambda node: (phase(node), origin(node).seq))
+    return {key: [node.name for node in group] for key, group in groups.items()}
 
 
 # --- what was computed and never used ---------------------------------------------------------------------------------

@@ -28,11 +28,11 @@ from tracefuse.findings.kinds import looked_for
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.optimizers.trace import val
 from tracefuse.recording.calls import Guard
 from tracefuse.steps.steps import Steps
-from tracefuse.tables.folding import grouped
 from tracefuse.tables.layers import Layer, layers
 from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
