@@ -26,8 +26,8 @@ from torch import fx
 from tracefuse.optimizers.axes import RESHAPES, as_range, permutation
 from tracefuse.optimizers.facts import storage_id
 from tracefuse.optimizers.ops import arguments, aten, frozen, is_getitem, is_mutable, is_named, is_random, is_view
-from tracefuse.optimizers.passes import Decide, Decision, attempted
-from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_under_name, replace_value, until_settled
+from tracefuse.optimizers.passes import Decide, Decision, attempted, until_settled
+from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_under_name, replace_value
 from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, nbytes, phase, recomputes, val
 
 

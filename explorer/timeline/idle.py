@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.host_calls import Host
 from tracefuse.timeline.spans import NONE
+
+T = TypeVar("T")
+
+
+def summed(parts: Iterable[tuple[T, int]]) -> Counter[T]:
+    """The numbers of all parts by what they are of."""
+    found: Counter[T] = Counter()
+    for of, number in parts:
+        found[of] += number
+    return found
 
 
 class Stretch(NamedTuple):
@@ -32,7 +43,7 @@ class Stretch(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Idle time with one cause. `stream` is None where all streams of the GPU were idle.
+    """Idle time with one cause, of all streams of the GPU.
 
     `operator` is the host's outermost operator that ran or waited meanwhile, `call` the host's event that held it up (None:
     nothing did), `before` and `after` are what the GPU had done and did next (None at the window's edges). `within` is the
@@ -40,7 +51,6 @@ class Gap(NamedTuple):
     """
 
     device: int
-    stream: int | None
     start_ns: int
     end_ns: int
     cause: str
@@ -57,10 +67,9 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Idle:
-    """One GPU, or one stream of it, in a window: `busy_ns` counts every moment once, `work_ns` every record."""
+    """One GPU in a window: `busy_ns` counts every moment once, `work_ns` every record."""
 
     device: int
-    stream: int | None
     start_ns: int
     end_ns: int
     busy_ns: int
@@ -80,10 +89,7 @@ class Idle:
     @cached_property
     def by_cause(self) -> dict[str, int]:
         """Nanoseconds by cause, the longest first; they add up to the window without what was busy."""
-        found: dict[str, int] = defaultdict(int)
-        for one in self.stretches:
-            found[one.cause] += one.duration_ns
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        return dict(summed((one.cause, one.duration_ns) for one in self.stretches).most_common())
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
@@ -93,7 +99,7 @@ class Idle:
     def _gap(self, one: Stretch) -> Gap:
         ends = self._event(one.call), self._event(one.before), self._event(one.after)
         times = one.start_ns, one.end_ns, one.cause
-        return Gap(self.device, self.stream, *times, self.operator(one), *ends, self.within(one))
+        return Gap(self.device, *times, self.operator(one), *ends, self.within(one))
 
     def _event(self, row: int) -> Event | None:
         return None if row == NONE else self.host.events[row]
