@@ -40,7 +40,7 @@ from tracefuse.lint import LINTS
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.datasheets import DataSheet
-from tracefuse.optimizers.passes import Decision, PassRecord
+from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import origin
 from tracefuse.text import counted
 
@@ -160,14 +160,11 @@ def _is_same(one: Finding, other: Finding) -> bool:
     return one.source == other.source or not set(one.values).isdisjoint(other.values)
 
 
-def _decisions(steps: Sequence[PassRecord], names: Sequence[str]) -> list[Decision]:
-    return [decision for step in steps if step.name in names for decision in step.decisions]
-
-
 def _why_left(still: Sequence[Finding], steps: Sequence[PassRecord], called: str, on: Sequence[str]) -> str:
     """Why the passes left it, in their own words, and where all their decisions are."""
     values = {value for one in still for value in one.values}
-    reasons = Counter(one.reason for one in _decisions(steps, on) if one.value in values).most_common()
+    told = (one for step in steps if step.name in on for one in step.decisions)
+    reasons = Counter(one.reason for one in told if one.value in values).most_common()
     said = [f"{reason} ({counted(count, 'op')})" for reason, count in reasons[:MOST_REASONS]]
     more = [f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))
     places = [at - len(steps) for at, step in enumerate(steps) if step.name in on]

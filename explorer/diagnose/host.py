@@ -128,13 +128,13 @@ def _in_the_update(case: Case) -> Iterator[Finding]:
         return
     for at, ops in grouped([n for n in update.trace.ops if does_work(n) and line_of(n)], line_of).items():
         # An optimizer's first step makes its state, one tensor after the other.
-        small = [n for n in ops if op_class(n) == "pointwise" and not _makes_state(n)]
+        small = [
+            n
+            for n in ops
+            if op_class(n) == "pointwise" and not (not n.all_input_nodes or packet_name(n).endswith("_like"))
+        ]
         fix = _OPTIMIZER if "step(" in at else _LISTS
         yield from _loop(update, small, at, f"one line launches {len(small)} kernels", fix)
-
-
-def _makes_state(node: fx.Node) -> bool:
-    return not node.all_input_nodes or packet_name(node).endswith("_like")
 
 
 def _in_the_forward(case: Case, own: Sequence[fx.Node]) -> Iterator[Finding]:

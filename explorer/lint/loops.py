@@ -130,13 +130,9 @@ def growing_concatenations(case: Case) -> Iterator[Finding]:
         )
 
 
-def _forward_users(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if user.op == "output" or not origin(user).autograd]
-
-
 def _next_in_chain(cat: fx.Node) -> fx.Node | None:
     """The concatenation of the same line that alone reads this one."""
-    users = _forward_users(cat)
+    users = [user for user in cat.users if user.op == "output" or not origin(user).autograd]
     if len(users) != 1 or users[0].op == "output" or packet_name(users[0]) != "cat":
         return None
     return users[0] if line_of(users[0]) == line_of(cat) else None

@@ -123,7 +123,9 @@ def _number_components(numbers: list[fx.Node], made: Plan) -> dict[fx.Node, obje
     inside = set(numbers)
     for node in reversed(made.graph.nodes):
         if node in made.free or node in inside:
-            known = {_served(user, serves, made) for user in node.users} - {None}
+            known = {(made.component[user] if user in made.component else serves.get(user)) for user in node.users} - {
+                None
+            }
             serves[node] = None if not known else next(iter(known)) if len(known) == 1 else MANY
     sets = _Sets()
     for node in numbers:
@@ -135,10 +137,6 @@ def _number_components(numbers: list[fx.Node], made: Plan) -> dict[fx.Node, obje
             if operand in inside and serves[operand] == serves[node]:
                 sets.join(node, operand)
     return {node: sets.root(node) for node in numbers}
-
-
-def _served(user: fx.Node, serves: dict[fx.Node, object], made: Plan) -> object:
-    return made.component[user] if user in made.component else serves.get(user)
 
 
 def _free(numbers: list[fx.Node], elements: set[fx.Node], returned: set[fx.Node]) -> set[fx.Node]:
