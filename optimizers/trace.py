@@ -158,12 +158,12 @@ class Trace:
     @property
     def input_pairs(self) -> list[tuple[Input, fx.Node]]:
         """What each placeholder is, and the placeholder."""
-        return list(zip(self.inputs, self.placeholders, strict=True))
+        return self.input_pairs
 
     @property
     def output_pairs(self) -> list[tuple[Output, fx.Node]]:
         """What each value that is returned is, and the value."""
-        return list(zip(self.outputs, self.returned, strict=True))
+        return self.output_pairs
 
     @property
     def code(self) -> str:
