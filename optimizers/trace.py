@@ -158,12 +158,12 @@ class Trace:
     @property
     def input_pairs(self) -> list[tuple[Input, fx.Node]]:
         """What each placeholder is, and the placeholder."""
-        return self.input_pairs
+        return list(zip(self.inputs, self.placeholders, strict=True))
 
     @property
     def output_pairs(self) -> list[tuple[Output, fx.Node]]:
         """What each value that is returned is, and the value."""
-        return self.output_pairs
+        return list(zip(self.outputs, self.returned, strict=True))
 
     @property
     def code(self) -> str:
