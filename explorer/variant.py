@@ -44,7 +44,6 @@ from tracefuse.passed import NOTHING_TUNED as NOTHING_TUNED
 from tracefuse.passed import Passed
 from tracefuse.recording.namespace import name_of, visible_from
 from tracefuse.shared import Shared
-from tracefuse.tables.drawing import to_svg as svg
 from tracefuse.tables.layers import Layers
 from tracefuse.tables.layers import layers as compared_layers
 from tracefuse.tables.memory import Memory, measured_memory, static_memory
@@ -296,7 +295,9 @@ class Variant(Passed):
 
     def to_svg(self, depth: int | None = 2) -> str:
         """`to_dot(depth)` drawn. Raises `NotSupported` where no Graphviz is installed."""
-        return svg(self.to_dot(depth))
+        from tracefuse.tables.drawing import to_svg  # which imports graphviz
+
+        return to_svg(self.to_dot(depth))
 
     def to_model_explorer(self) -> dict[str, Any]:
         """Both traces as Google's Model Explorer opens them; `json.dump` it."""
