@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from tracefuse.distributed.received import Received
-from tracefuse.optimizers.trace import Origin, Source
+from tracefuse.optimizers.origins import Origin, Source
 from tracefuse.recording.host_reads import Stop
 
 aten = torch.ops.aten

@@ -31,7 +31,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.frames import is_called_by
 from tracefuse.recording.shield import Attached, Shield
 

@@ -18,8 +18,9 @@ from torch import fx
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, is_getitem, op_name, producer, reached
+from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.passes import PassRecord
-from tracefuse.optimizers.trace import Source, Trace, line_of, origin, recomputes
+from tracefuse.optimizers.trace import Trace, line_of, origin, recomputes
 from tracefuse.tables.folding import OUTSIDE, name_of
 
 Weights = Callable[[Trace], Mapping[str, float]]

@@ -12,7 +12,8 @@ from tracefuse.assembly.refusals import where
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.ops import op_name
-from tracefuse.optimizers.trace import Source, line_of, origin
+from tracefuse.optimizers.origins import Source
+from tracefuse.optimizers.trace import line_of, origin
 from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
