@@ -25,8 +25,7 @@ from tracefuse.device.linear_cross_entropy import is_called
 from tracefuse.device.linear_cross_entropy import support as head_support
 from tracefuse.device.packed_attention import support as packing_support
 from tracefuse.errors import ExportError
-from tracefuse.execution.drawn import MAX_INTEGERS, drawn_row
-from tracefuse.execution.indexed import behind_places
+from tracefuse.execution.drawn import MAX_INTEGERS, behind_places, drawn_row
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.own_operators import IMPORT_TORCH, on_copies, register_lines
