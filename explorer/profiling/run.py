@@ -17,7 +17,7 @@ from tracefuse.optimizers.ops import grouped
 from tracefuse.profiling.kineto import Records
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import Event
-from tracefuse.timeline.gaps import idle_of_devices
+from tracefuse.timeline.gaps import idle_of_devices, idle_of_streams
 from tracefuse.timeline.host_calls import SYNCHRONIZATION, Host, by_thread
 from tracefuse.timeline.idle import Idle, summed
 from tracefuse.timeline.spans import NONE, Interval, Nested, Piece
@@ -88,6 +88,11 @@ class Run:
     def idle(self) -> tuple[Idle, ...]:
         """The idle time of each GPU, all its streams together."""
         return idle_of_devices(self.recording.events, self.window, self.host)
+
+    @cached_property
+    def idle_streams(self) -> tuple[Idle, ...]:
+        """The idle time of each stream, between its first record and its last."""
+        return idle_of_streams(self.recording.events, self.window, self.host)
 
     @cached_property
     def without_operator(self) -> tuple[Interval, ...]:

@@ -45,17 +45,37 @@ def idle_of_devices(events: Iterable[Event], window: Interval, host: Host | None
     """The idle time of each GPU that did anything in `window` (ns), all of its streams together. `host` is that of `events`,
     where it is known already."""
     host = host or Host(Events.of(events))
-    events = host.events
-    works = np.flatnonzero(events.is_work & (events.end_ns > window[0]) & (events.start_ns < window[1]))
+    events, works = host.events, _works(host.events, window)
     found = []
     for device in np.unique(events.device[works]).tolist():
         is_own = events.device[works] == device
         others = None if is_own.all() else Spans.of(events, works[~is_own])
-        found.append(_idle(device, works[is_own], window, host, others))
+        found.append(_idle(device, None, works[is_own], window, host, others))
     return tuple(found)
 
 
-def _idle(device: int, works: np.ndarray, window: Interval, host: Host, others: Spans | None) -> Idle:
+def idle_of_streams(events: Iterable[Event], window: Interval, host: Host | None = None) -> tuple[Idle, ...]:
+    """The idle time of each stream between its first record in `window` (ns) and its last; `host` as above."""
+    host = host or Host(Events.of(events))
+    events, works = host.events, _works(host.events, window)
+    places = np.stack([events.device[works], events.resource[works]])
+    found = []
+    for device, stream in np.unique(places, axis=1).T.tolist():
+        is_own = (places[0] == device) & (places[1] == stream)
+        own = works[is_own]
+        others = Spans.of(events, works[(places[0] == device) & ~is_own])
+        span = max(int(events.start_ns[own[0]]), window[0]), min(int(events.end_ns[own].max()), window[1])
+        found.append(_idle(device, stream, own, span, host, others))
+    return tuple(found)
+
+
+def _works(events: Events, window: Interval) -> np.ndarray:
+    return np.flatnonzero(events.is_work & (events.end_ns > window[0]) & (events.start_ns < window[1]))
+
+
+def _idle(
+    device: int, stream: int | None, works: np.ndarray, window: Interval, host: Host, others: Spans | None
+) -> Idle:
     events = host.events
     busy = Spans.of(events, works)
     pieces, idle = busy.cut([window])
@@ -70,7 +90,7 @@ def _idle(device: int, works: np.ndarray, window: Interval, host: Host, others: 
         found += [Stretch(*piece, before, after) for piece in cause.of(start, end, before, after)]
     starts, ends = np.maximum(events.start_ns[works], window[0]), np.minimum(events.end_ns[works], window[1])
     busy_ns = sum(end - start for start, end, _ in pieces)
-    return Idle(device, *window, busy_ns, int((ends - starts).sum()), tuple(found), host)
+    return Idle(device, stream, *window, busy_ns, int((ends - starts).sum()), tuple(found), host)
 
 
 # --- one stretch ------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Stretch(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Idle time with one cause, of all streams of the GPU.
+    """Idle time with one cause. `stream` is None where all streams of the GPU were idle.
 
     `operator` is the host's outermost operator that ran or waited meanwhile, `call` the host's event that held it up (None:
     nothing did), `before` and `after` are what the GPU had done and did next (None at the window's edges). `within` is the
@@ -51,6 +51,7 @@ class Gap(NamedTuple):
     """
 
     device: int
+    stream: int | None
     start_ns: int
     end_ns: int
     cause: str
@@ -67,9 +68,10 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Idle:
-    """One GPU in a window: `busy_ns` counts every moment once, `work_ns` every record."""
+    """One GPU, or one stream of it, in a window: `busy_ns` counts every moment once, `work_ns` every record."""
 
     device: int
+    stream: int | None
     start_ns: int
     end_ns: int
     busy_ns: int
@@ -99,7 +101,7 @@ class Idle:
     def _gap(self, one: Stretch) -> Gap:
         ends = self._event(one.call), self._event(one.before), self._event(one.after)
         times = one.start_ns, one.end_ns, one.cause
-        return Gap(self.device, *times, self.operator(one), *ends, self.within(one))
+        return Gap(self.device, self.stream, *times, self.operator(one), *ends, self.within(one))
 
     def _event(self, row: int) -> Event | None:
         return None if row == NONE else self.host.events[row]

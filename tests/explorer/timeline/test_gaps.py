@@ -13,7 +13,7 @@ from tracefuse.timeline import causes as gaps
 from tracefuse.timeline.causes import CAUSES
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import Event
-from tracefuse.timeline.gaps import idle_of_devices
+from tracefuse.timeline.gaps import idle_of_devices, idle_of_streams
 from tracefuse.timeline.idle import Gap, Idle
 from tracefuse.timeline.spans import Spans
 
@@ -269,11 +269,14 @@ def test_what_nobody_recorded_is_unknown() -> None:
     assert program.causes(300) == [(100, 150, gaps.UNKNOWN), (200, 290, gaps.UNKNOWN)]
 
 
-def test_a_gpu_is_busy_while_a_stream_of_it_waits_for_another_one() -> None:
+def test_a_stream_that_waits_for_another_one() -> None:
     program = busy_from_the_start()
     program.launch(-40, 100, 200, stream=9)
     program.launch(-30, 302, 98, stream=7)
-    assert program.idle(400).by_cause == {gaps.LATENCY: 2 * US}
+    own, other = idle_of_streams(program.events, (0, 400 * US))
+    assert (own.stream, own.by_cause) == (7, {gaps.DEPENDENCY: 200 * US, gaps.LATENCY: 2 * US})
+    assert (other.stream, other.by_cause) == (9, {})
+    assert program.idle(400).by_cause == {gaps.LATENCY: 2 * US}, "the GPU itself was busy"
 
 
 def test_a_healthy_chain_has_latency_only() -> None:
@@ -343,6 +346,8 @@ def test_sums_are_exact_whatever_ran(
     for one in idle_of_devices(events, span):
         assert (one.start_ns, one.end_ns) == span
         check_sums(one, on_gpu)
+    for one in idle_of_streams(events, span):
+        check_sums(one, [event for event in on_gpu if event.resource == one.stream])
 
 
 @given(
@@ -386,4 +391,4 @@ def test_what_is_injected_is_found_and_nothing_else(causes: list[str]) -> None:
 
 
 def test_gaps_are_plain_tuples_with_a_length() -> None:
-    assert Gap(0, 5, 12, gaps.END, "", None, None, None).duration_ns == 7
+    assert Gap(0, None, 5, 12, gaps.END, "", None, None, None).duration_ns == 7

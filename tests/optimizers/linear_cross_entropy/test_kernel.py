@@ -89,7 +89,7 @@ def by_kernel(
 def by_torch(
     logits: Tensor, targets: Tensor, factor: Tensor, losses: Tensor, is_wanted: bool, block: int, row: Row = PLAIN
 ) -> None:
-    runtime.softmax_gradient_by_torch(logits, targets, factor, losses, IGNORED, is_wanted, *row)
+    runtime.softmax_gradient_by_torch(logits, targets, factor, losses, IGNORED, is_wanted, row)
 
 
 HOW = [pytest.param(by_kernel, marks=interpreted), by_torch]
