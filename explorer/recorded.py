@@ -20,10 +20,12 @@ from tracefuse.assembly.program import CapturedProgram, captured_program
 from tracefuse.assembly.refusals import note_unrecordable
 from tracefuse.captures import Capture
 from tracefuse.device.environment import environment
+from tracefuse.distributed.order import missed
 from tracefuse.errors import CaptureError
 from tracefuse.execution.agreement import Agreement, agreement
 from tracefuse.execution.replay import replayed
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.recording.frames import tell_user
 from tracefuse.recording.namespace import namespace_of, visible_from
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.run import Left, Run
@@ -112,6 +114,8 @@ class RecordedCapture(Capture):
                 self._take_step()
             if not completed and (error := sys.exception()) is not None:
                 self._shield.note(note_unrecordable, error, self.run.recorder.recording)
+            if completed:
+                self._shield.note(_tell_missed)
         finally:
             self._names = self.returned = None
 
@@ -149,6 +153,16 @@ class RecordedCapture(Capture):
         if self.agreement is None and self.run.ended is not None:
             self.agreement = agreement(program, self._left, self._read)
         return self.agreement
+
+
+def _tell_missed() -> None:
+    """Say where another rank waits, in its own capture, in a collective that this one has not come to."""
+    said = missed()
+    if said:
+        tell_user(
+            f"this rank's capture is over, and {said}. If this rank never starts that, the job hangs: let every rank start "
+            "the same collectives in the same order, none in a branch that depends on the rank or on its data."
+        )
 
 
 def capture(

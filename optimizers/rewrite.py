@@ -263,10 +263,16 @@ def _retype(old: fx.Node, new: fx.Node) -> tuple[dict[fx.Node, Any], str | None]
         return {}, reason
     waiting = _Waiting(old, new)
     while (node := waiting.first()) is not None:
+        restrided = [one for one in node.all_input_nodes if one in known and layouts(known[one]) != layouts(val(one))]
+        if not (_moves(node) or restrided):
+            continue  # it yields what it yielded, from other memory
         try:
             value = evaluate(old.graph, node.target, node.args, node.kwargs, known)  # type: ignore[arg-type]
+            before = evaluate(old.graph, node.target, node.args, node.kwargs, {}) if restrided else None
         except (RuntimeError, ValueError) as error:
             return {}, f"{node.name} cannot take other strides: {str(error).splitlines()[0]}"
+        if restrided and layouts(before) != layouts(val(node)):
+            return {}, f"the strides of {node.name} are not those that torch's fake tensors foretell"
         if _moves(node) or layouts(value) != layouts(val(node)):
             known[node] = value
             waiting.add(node.users)

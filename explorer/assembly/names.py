@@ -135,6 +135,7 @@ def _target_names(source: Source, outs: Any) -> tuple[str, ...]:
     target = targets[0] if len(targets) == 1 else None
     if isinstance(target, ast.Name):
         return (target.id,) if isinstance(outs, (Value, tuple)) else ()
-    names = [part.id for part in getattr(target, "elts", ()) if isinstance(part, ast.Name)]
-    is_unpacked = isinstance(outs, (tuple, list)) and len(names) == len(outs) == len(target.elts)  # type: ignore[union-attr]
+    parts = getattr(target, "elts", ())
+    names = [part.id for part in parts if isinstance(part, ast.Name)]
+    is_unpacked = isinstance(outs, (tuple, list)) and len(names) == len(outs) == len(parts)
     return tuple(names) if is_unpacked else ()

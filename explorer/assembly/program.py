@@ -17,7 +17,7 @@ from tracefuse.assembly.functional import Built, build_graph
 from tracefuse.assembly.parts import Assembled
 from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
-from tracefuse.assembly.unshown import Dropped, blind_spots, forwards_first, made_elsewhere, unshown
+from tracefuse.assembly.unshown import Dropped, blind_spots, forwards_first, made_elsewhere, unshown, without_gradient
 from tracefuse.collectives.ended import without_collectives
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.split import handed_over, joined
@@ -222,7 +222,7 @@ def captured_program(
     made = CapturedProgram(
         joint.trace,
         lambda: read,
-        {**environment, **recorder.modules.settings},
+        {**environment, **recorder.modules.settings, **without_gradient(recorder, roles)},
         guards=tuple(guards_of(recording, update is not None)),
         stops=tuple(recording.stops),
         dropped=unread,

@@ -19,13 +19,17 @@ from tracefuse.assembly.fake_values import alone
 from tracefuse.assembly.refusals import where
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, packet_name, roofline_seconds
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Origin, Source, nbytes, origin, phase
+from tracefuse.optimizers.trace import Origin, Source, nbytes, origin, phase, tensor_type
 from tracefuse.recording.calls import Call, Recording, Value, is_leaf
 from tracefuse.recording.recorder import Recorder
+from tracefuse.recording.roles import Roles
 from tracefuse.text import counted
 
 # Bookkeeping, mostly autograd's, costs no kernel that a user could spare.
 _BOOKKEEPING = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+UNUSED_PARAMETERS = "unused parameters"
+"""What the environment calls the trainable parameters of DistributedDataParallel that got no gradient."""
 
 
 @dataclass(frozen=True)
@@ -180,3 +184,16 @@ def forwards_first(graph: fx.Graph) -> str:
                 "Capture one forward and its backward (one micro-batch) for the program's own."
             )
     return ""
+
+
+def without_gradient(recorder: Recorder, roles: Roles) -> dict[str, str]:
+    """Where DistributedDataParallel reduces gradients, the trainable parameters that got none, with their types."""
+    if "DistributedDataParallel" not in recorder.modules.settings:
+        return {}
+    reached = {roles.sources[leaf][1] for leaf in roles.gradients if leaf in roles.sources}
+    found = {
+        f"{name}: {tensor_type(tensor)}"
+        for tensor, (kind, name) in recorder.names.items()
+        if kind == "parameter" and tensor.requires_grad and name not in reached
+    }
+    return {UNUSED_PARAMETERS: "; ".join(sorted(found))} if found else {}

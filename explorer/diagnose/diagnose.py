@@ -17,6 +17,7 @@ from typing import Self
 
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.attention import attention_in_single_ops
+from tracefuse.diagnose.data_parallel import reduced_zeros, reductions_that_wait
 from tracefuse.diagnose.gradients import (
     dropped_gradients,
     gradients_no_optimizer_takes,
@@ -194,4 +195,6 @@ DETECTORS: tuple[Detector, ...] = (
     modes_that_slow,
     optimizers_op_by_op,
     share_of_the_update,
+    reduced_zeros,
+    reductions_that_wait,
 )

@@ -6,7 +6,7 @@ _resolve_process_group`, and the numbers of `ReduceOp.RedOpType`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,15 @@ def named_group(name: Any) -> Group:
     if isinstance(name, str):
         return _group(torch.distributed.distributed_c10d._resolve_process_group(name))
     return _group(name)
+
+
+def group_in(given: Mapping[str, Any]) -> Any:
+    """torch's own object of the group that an operator is given, by argument; None where there is none."""
+    for one in given.values():
+        if isinstance(one, torch.ScriptObject) and one._type().name() == "ProcessGroup":
+            return torch.distributed.ProcessGroup.unbox(one)
+    name = given.get("group_name")
+    return torch.distributed.distributed_c10d._resolve_process_group(name) if isinstance(name, str) else name
 
 
 def _group(group: Any) -> Group:

@@ -31,6 +31,7 @@ from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.replay import replay
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.trace import Output, Trace, val
 from tracefuse.recording.frames import tell_user
 
@@ -40,7 +41,9 @@ class Halves:
 
     `results` and `gradients` say where what AOTAutograd wants stands among the outputs of the module's functions, `saved`
     which of the forward's outputs the backward reads, the last ones, and `read_again` which of its inputs. `read_results` are
-    the numbers of the results that lie in memory that the backward reads.
+    the numbers of the results that lie in memory that the backward reads. `views` are the places of the results that a view
+    makes: autograd lets nobody write to a view that comes out of a function with several results, and AOTAutograd, which tells
+    of the views that a user is to see by itself, expects a tensor of its own in each place.
     """
 
     def __init__(self, joint: Joint, variant: Optimised) -> None:
@@ -61,6 +64,9 @@ class Halves:
         self.saved = [at for at, out in enumerate(forward.outputs) if out.kind == "saved"]
         self.read_again = [primals.index(entry.name) for entry in backward.inputs if entry.name in primals]
 
+        self.views = [
+            at for at, result in enumerate(self.results) if result is not None and is_view(forward.returned[result])
+        ]
         kept = {storage for at in self.saved for storage in storages(forward.returned[at])}
         self.read_results = tuple(
             int(out.of.removeprefix(RESULT))
@@ -76,7 +82,10 @@ class Halves:
         outputs = self._run("forward", boxed)
         again = [boxed[at] for at in self.read_again]
         boxed.clear()
-        return [*self.among(outputs, self.results), *(outputs[at] for at in self.saved), *again]
+        results = self.among(outputs, self.results)
+        for at in self.views:
+            results[at] = torch.ops.aten._unsafe_view.default(results[at], results[at].shape)
+        return [*results, *(outputs[at] for at in self.saved), *again]
 
     def backward(self, boxed: list[Any]) -> list[Any]:
         return self.among(self._run("backward", boxed), self.gradients)

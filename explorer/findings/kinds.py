@@ -72,6 +72,8 @@ KINDS: dict[str, Kind] = {
         "The logarithm of a softmax or a sigmoid is computed in two ops.", ("fuse",), in_the_line=True
     ),
     "find-unused-parameters": Kind("DistributedDataParallel looks for unused parameters in every step."),
+    "unused-parameters": Kind("DistributedDataParallel reduces, or waits for, parameters that get no gradient."),
+    "frozen-parameters-reduced": Kind("DistributedDataParallel reduces zeros for frozen parameters."),
     # Needless work.
     "cat-of-nothing": Kind("A concatenation appends an empty tensor.", ("cat",)),
     "cat-in-backward": Kind("The backward concatenates what could be written into one buffer.", ("cat", "fuse")),

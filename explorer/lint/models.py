@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import fx
 
+from tracefuse.assembly.unshown import UNUSED_PARAMETERS
 from tracefuse.findings.finding import Case, Finding, Severity, names
 from tracefuse.lint.facts import line_saying, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
@@ -135,6 +136,8 @@ def searches_for_unused(case: Case) -> Iterator[Finding]:
     of = {out.of for out in case.trace.outputs if out.kind == "gradient"}
     parameters = [entry for entry in case.trace.inputs if entry.kind == "parameter" and entry.trainable]
     without = [entry.source for entry in parameters if entry.name not in of]
+    unused = known.get(UNUSED_PARAMETERS, "")
+    without = [*dict.fromkeys([*without, *(one.partition(": ")[0] for one in unused.split("; ") if one)])]
     yield Finding(
         "find-unused-parameters",
         "low" if without else "medium",
@@ -147,7 +150,7 @@ def searches_for_unused(case: Case) -> Iterator[Finding]:
         (("parameters", str(len(parameters))), ("without a gradient", ", ".join(without[:3]) or "none")),
         (),
         line_saying(case, re.compile(rf"{UNUSED}\s*=")),
-        "`DistributedDataParallel(model)` without `find_unused_parameters=True`; where branches differ from step to step, "
-        "`static_graph=True` if they do not after all",
+        f"{'freeze or leave out those, then ' if without else ''}`DistributedDataParallel(model)` without "
+        "`find_unused_parameters=True`; where branches differ from step to step, `static_graph=True` if they do not after all",
         "not modelled: a walk over the autograd graph before each backward, and no overlap of what it waits for",
     )

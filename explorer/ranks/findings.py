@@ -15,6 +15,7 @@ from tracefuse.findings.finding import SEVERITIES, Finding, Severity, severity_o
 from tracefuse.findings.kinds import KINDS
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.ranks.causes import BEFORE, LEAST_NS, UNKNOWN
+from tracefuse.ranks.matching import Signature, called
 from tracefuse.ranks.rank import COPY, GARBAGE, HOST, KERNEL, PYTHON, Rank
 from tracefuse.ranks.ranks import Ranks, Wait
 from tracefuse.ranks.splitting import Split
@@ -79,18 +80,28 @@ def _worth(ranks: Ranks, ns: float) -> str:
 
 def _orders(ranks: Ranks) -> Iterator[Finding]:
     for one in ranks.disorders:
-        said = "; ".join(f"rank {rank}: {kind} of {human_bytes(nbytes)}" for rank, (kind, nbytes) in one.said.items())
+        said = "; ".join(f"rank {rank}: {called(signature)}" for rank, signature in one.said.items())
         yield Finding(
             id="collective-order",
             severity="high",
             title=f"the ranks differ in call {one.place} of group {one.group}",
-            evidence=tuple((f"rank {rank}", f"{kind} of {human_bytes(n)}") for rank, (kind, n) in one.said.items()),
+            evidence=tuple(
+                (f"rank {rank}", _of_call(ranks, rank, one.said[rank], row)) for rank, row in one.rows.items()
+            ),
             values=(),
-            source=_line_of(ranks, one.rows),
+            source=_line_of(ranks, one.odd),
             fix="let every rank call the same collectives in the same order: no collective in a branch that depends on data "
             "or rank",
             worth=f"the job hangs or computes wrong numbers ({said})",
         )
+
+
+def _of_call(ranks: Ranks, rank: int, signature: Signature, row: int) -> str:
+    """What a rank calls, in which module and at which line."""
+    if rank not in ranks.ranks:
+        return called(signature)
+    module, line = ranks.ranks[rank].module_of(row), ranks.ranks[rank].line_of_call(row)
+    return ", ".join(filter(None, (called(signature), module and f"in {module}", line)))
 
 
 def _stragglers(ranks: Ranks) -> Iterator[Finding]:

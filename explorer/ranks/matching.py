@@ -7,11 +7,13 @@ places that make most of their kinds and sizes agree. Pure.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from tracefuse.optimizers.trace import human_bytes
 from tracefuse.ranks.exchanges import Exchanges
 
 MOST_MOVED = 24
@@ -21,7 +23,8 @@ AGREEING, FEWEST, CLEARER = 0.98, 4, 4.0
 """Of the best places to begin, those count that agree nearly as well; so many calls tell whether ends are evenly apart, and a
 place further on is taken where they are so many times as evenly."""
 
-Signature = tuple[str, int]
+Signature = tuple[str, int, str]
+"""The kind, bytes and dtype of a call, as all of its ranks must have it; "" of a dtype that a file does not say."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,19 @@ class Disorder:
     said: Mapping[int, Signature]
     rows: Mapping[int, int]
 
+    @property
+    def odd(self) -> Mapping[int, int]:
+        """The rows of the ranks that call what the fewest call."""
+        counts = Counter(self.said.values())
+        rarest = min(self.said.values(), key=counts.__getitem__)
+        return {rank: row for rank, row in self.rows.items() if self.said[rank] == rarest}
+
+
+def called(signature: Signature) -> str:
+    """`all_reduce of 4 MiB, float32`"""
+    kind, nbytes, dtype = signature
+    return ", ".join(filter(None, (f"{kind} of {human_bytes(nbytes)}", dtype)))
+
 
 def matched(ranks: Mapping[int, Exchanges]) -> tuple[list[Call], list[Disorder]]:
     """The collectives of all ranks, by time on the first rank that has them, and where their orders differ."""
@@ -63,9 +79,7 @@ def matched(ranks: Mapping[int, Exchanges]) -> tuple[list[Call], list[Disorder]]
             if len(set(said.values())) > 1:
                 disorders.append(Disorder(_name(group), place, said, rows))
                 break
-            first = ranks[min(rows)]
-            kind, nbytes = next(iter(said.values()))
-            dtype = first.dtypes[first.dtype[rows[min(rows)]]]
+            kind, nbytes, dtype = said[min(rows)]
             calls.append(Call(kind, _name(group), nbytes, dtype, rows, missing))
     return sorted(calls, key=lambda call: ranks[min(call.rows)].start_ns[call.rows[min(call.rows)]]), disorders
 
@@ -90,7 +104,7 @@ def _ranks_of(exchanges: Exchanges, row: int) -> tuple[int, ...]:
 
 
 def _signature(exchanges: Exchanges, row: int) -> Signature:
-    return exchanges.kind_of(row), int(exchanges.nbytes[row])
+    return exchanges.kind_of(row), int(exchanges.nbytes[row]), exchanges.dtypes[exchanges.dtype[row]]
 
 
 def _places(ranks: Mapping[int, Exchanges], members: Mapping[int, np.ndarray]) -> dict[int, dict[int, int]]:

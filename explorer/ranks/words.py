@@ -7,6 +7,7 @@ from statistics import median
 
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.ranks.causes import LEAST_NS
+from tracefuse.ranks.matching import called
 from tracefuse.ranks.ranks import Ranks
 from tracefuse.text import aligned, counted, share, time_text
 
@@ -41,7 +42,7 @@ def _head(ranks: Ranks) -> str:
             f"no collective joins rank {', '.join(map(str, apart))} to the others: their clocks are not aligned"
         )
     for one in ranks.disorders:
-        said = "; ".join(f"rank {rank}: {kind} of {human_bytes(nbytes)}" for rank, (kind, nbytes) in one.said.items())
+        said = "; ".join(f"rank {rank}: {called(signature)}" for rank, signature in one.said.items())
         lines.append(f"the ranks differ in call {one.place} of group {one.group}: {said}")
     return "\n".join(lines)
 

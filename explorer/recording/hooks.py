@@ -174,9 +174,15 @@ class ModuleStack:
         compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
         if compiled is not None:
             self.compiled[compiled] = None
-        if isinstance(module, nn.parallel.DistributedDataParallel) and module.find_unused_parameters:
-            self.settings["find_unused_parameters"] = "on"
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            self._note_data_parallel(module)
         self._stack.append((self._paths.get(module) or "", type(module).__name__))
+
+    def _note_data_parallel(self, module: nn.parallel.DistributedDataParallel) -> None:
+        if module.find_unused_parameters:
+            self.settings["find_unused_parameters"] = "on"
+        if module.require_backward_grad_sync:
+            self.settings["DistributedDataParallel"] = "reduces gradients"
 
     @shielded
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, *out: Any) -> None:

@@ -22,11 +22,13 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from tracefuse.distributed.groups import plain
+from tracefuse.distributed.groups import NAMESPACES, plain
+from tracefuse.distributed.order import difference
 from tracefuse.distributed.received import Pending
 from tracefuse.distributed.schemas import is_wait, kind_of_exchange, received
 from tracefuse.distributed.sharded import is_any_sharded, is_placing, local_of
 from tracefuse.distributed.waits import WaitHook
+from tracefuse.errors import CollectiveOrderError
 from tracefuse.optimizers.trace import Origin
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
 from tracefuse.recording.frames import is_loading, user_source
@@ -158,6 +160,8 @@ class Recorder(TorchDispatchMode, Listener):
         if types and is_any_sharded(types):
             return NotImplemented  # it runs operators on the tensors of this process, which come here
         call = self._taking(self._noted, func, args, kwargs)
+        if getattr(func, "namespace", "") in NAMESPACES:
+            self._check_order(func, args, kwargs, call)
         self._is_running = True
         try:
             out = _run_conjugating(func, args, kwargs) if id(func) in CONJUGATING else func(*args, **kwargs)
@@ -166,6 +170,19 @@ class Recorder(TorchDispatchMode, Listener):
         if call is not None:
             self._taking(self._note_results, call, facts_of(func), args, out)
         return out
+
+    def _check_order(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None) -> None:
+        """Raise `CollectiveOrderError` where another rank has started another collective at this place."""
+        if call is not None:
+            module, source = call.origin.module, call.origin.source
+        else:
+            module, source = self.modules.current()[0], user_source()
+        said = self._taking(difference, func, args, kwargs, module, str(source or ""))
+        if said:
+            raise CollectiveOrderError(
+                f"the ranks start different collectives, which hangs or mixes numbers up: {said}. Let every rank start the "
+                "same collectives in the same order: none in a branch that depends on the rank or on its data."
+            )
 
     def _taking(self, take: Callable[..., Any], *args: Any) -> Any:
         _notes.are_taken = True

@@ -31,6 +31,7 @@ class Names:
 
     def of(self, node: fx.Node) -> str:
         base = _unnamed_part(node) or _without_numbers(node.name) or "value"
+        base = base if base.isidentifier() else f"_{base}"
         base = f"{base}_value" if base in RESERVED else base
         count = self.used.get(base, 0)
         self.used[base] = count + 1

@@ -94,18 +94,30 @@ def schedule_of(trace: Trace, us: Mapping[str, float], how: str) -> Schedule:
     ops = trace.ops
     place = {node: at for at, node in enumerate(ops)}
     found = [_collective(node, place) for node in ops if is_collective(node)]
-    times = tuple(0.0 if _is_of_ranks(node) else us.get(node.name, 0.0) for node in ops)
+    times = tuple(0.0 if is_of_ranks(node) else us.get(node.name, 0.0) for node in ops)
     backward = (at for at, node in enumerate(ops) if phase(node) != "forward")
     return Schedule(times, tuple(found), how, next(backward, len(ops)))
 
 
-def _is_of_ranks(node: fx.Node) -> bool:
+def is_of_ranks(node: fx.Node) -> bool:
+    """Whether an op is a collective, or the wait for one."""
     return getattr(node.target, "namespace", "") == NAMESPACE
 
 
 def is_collective(node: fx.Node) -> bool:
     """Whether an op is a collective, and not the wait for one."""
-    return _is_of_ranks(node) and len(node.args) > 1
+    return is_of_ranks(node) and len(node.args) > 1
+
+
+def gathers_parameters(node: fx.Node) -> bool:
+    """Whether a collective gathers inputs of the step, as parameters of which each rank holds a part."""
+    sent = node.args[0]
+    return _kind(node) in ("all_gather", "gather") and bool(sent) and all(_is_of_inputs(one) for one in sent)  # type: ignore[union-attr, arg-type]
+
+
+def reduces_gradients(node: fx.Node) -> bool:
+    """Whether a collective is a reduction that serves parameters."""
+    return bool(node.args[-1]) and _kind(node) in ("all_reduce", "reduce_scatter") and not gathers_parameters(node)
 
 
 def _kind(node: fx.Node) -> str:
@@ -115,11 +127,10 @@ def _kind(node: fx.Node) -> str:
 def _collective(node: fx.Node, place: Mapping[fx.Node, int]) -> Collective:
     sent, received, _, group, ranks, waits_at_once, serves = node.args
     end = len(place)
-    gathers = _kind(node) in ("all_gather", "gather") and bool(sent) and all(_is_of_inputs(one) for one in sent)
-    reduces = bool(serves) and not gathers and _kind(node) in ("all_reduce", "reduce_scatter")
-    role: Role = "gather" if gathers else "reduction" if reduces else "other"
+    gathers = gathers_parameters(node)
+    role: Role = "gather" if gathers else "reduction" if reduces_gradients(node) else "other"
     readers = [place[one] for one in _workers(node, through_wait=True) if one in place]
-    waits = [place[one] for one in _workers(node, through_wait=False) if _is_of_ranks(one) and one in place]
+    waits = [place[one] for one in _workers(node, through_wait=False) if is_of_ranks(one) and one in place]
     needed = min(readers, default=end)
     return Collective(
         name=node.name,
@@ -164,7 +175,7 @@ def _name(node: fx.Node) -> str:
 def _workers(node: fx.Node, through_wait: bool) -> Iterator[fx.Node]:
     """The ops that read what a collective gave, behind views, and behind the wait for it where that is asked for."""
     for user in node.users:
-        if is_getitem(user) or is_view(user) or (through_wait and _is_of_ranks(user) and not is_collective(user)):
+        if is_getitem(user) or is_view(user) or (through_wait and is_of_ranks(user) and not is_collective(user)):
             yield from _workers(user, through_wait)
         else:
             yield user

@@ -191,6 +191,23 @@ def test_kernels_train_as_autograds_own_backend_does_with_the_same_dropout() -> 
     assert graph.optimize().kernels
 
 
+def test_a_result_may_be_written_to_where_a_view_makes_it() -> None:
+    """As it may in eager: Wav2vec 2 masks its features in a second graph, behind a dropout of nothing."""
+    norm, project = nn.LayerNorm(8).double(), nn.Linear(8, 8).double()
+    weights, x = [*norm.parameters(), *project.parameters()], torch.randn(3, 6, 8, dtype=torch.float64)
+
+    def features() -> tuple[Tensor, Tensor]:
+        normed = norm(x)
+        return F.dropout(project(normed), 0.0), normed
+
+    def gradients(run: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+        hidden, normed = run()
+        hidden[:, :2] = 1.5
+        return torch.autograd.grad((hidden * normed).square().sum(), weights)
+
+    torch.testing.assert_close(gradients(torch.compile(features, backend=backend)), gradients(features))
+
+
 # --- options ------------------------------------------------------------------------------------------------------------
 
 

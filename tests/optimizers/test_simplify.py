@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from traces import captured, ops, tried
 
 import tracefuse
+from tracefuse.optimizers import rewrite
 from tracefuse.optimizers.simplify import Simplify, is_exact_cast
 from tracefuse.optimizers.trace import nbytes, phase
 
@@ -210,3 +211,33 @@ def test_views_behind_a_removed_copy_alias_what_was_copied():
     exp, view, _ = result.after.ops
     assert view.args[0] is exp
     assert all(phase(n) == "forward" for n in result.after.ops)
+
+
+def test_types_stay_where_only_memory_moves():
+    """torch foretells that the gradient of this loss has the strides of its operand, and makes a contiguous one."""
+    x, target = torch.randn(2, 2, 4, requires_grad=True), torch.randn(2, 4, 2)
+
+    def step():
+        (F.mse_loss((x * 2).transpose(1, 2), target) / 1).backward()
+
+    result = tried(Simplify(), captured(step))
+    of = {node.target: node.meta["val"].stride() for node in result.captured.trace.ops}
+    loss_backward = torch.ops.aten.mse_loss_backward.default
+    assert [n.meta["val"].stride() for n in result.after.ops if n.target is loss_backward] == [of[loss_backward]]
+
+
+def test_what_fakes_do_not_foretell_keeps_its_operands(monkeypatch):
+    """An operator whose real strides differ from those that torch foretells is not given operands of other strides."""
+    aten, told = torch.ops.aten, rewrite.evaluate
+
+    def otherwise(graph, target, args, kwargs, known):
+        value = told(graph, target, args, kwargs, known)
+        return value.t() if target is aten.sin.default else value
+
+    def without_its_copy():
+        t, clone, *_ = captured(lambda x: x.t().contiguous().sin().sum(), x46).trace.copy().ops
+        return rewrite.replace_value(clone, t)
+
+    assert without_its_copy() is None
+    monkeypatch.setattr(rewrite, "evaluate", otherwise)
+    assert without_its_copy() == "the strides of sin are not those that torch's fake tensors foretell"

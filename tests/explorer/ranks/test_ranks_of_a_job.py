@@ -70,6 +70,25 @@ def test_two_orders_of_collectives_are_said_with_place_and_sizes(tmp_path: Path)
     assert (one.place, one.said[2][0], one.said[0][0]) == (5, "broadcast", "all_reduce")
     finding = ranks.findings()[0]
     assert (finding.id, finding.severity, finding.source) == ("collective-order", "high", "train, at train.py:12")
+    said = dict(finding.evidence)
+    assert said["rank 2"] == said["rank 0"].replace("all_reduce", "broadcast")
+    assert said["rank 2"].endswith("train, at train.py:12")
+
+
+def test_two_dtypes_of_a_collective_are_another_order_and_the_rank_with_its_own_is_named(tmp_path: Path) -> None:
+    MadeRanks(seed=3, numbered=True).write(tmp_path)
+    file = tmp_path / "rank2.json"
+    record = json.loads(file.read_text())
+    (fifth,) = (e for e in record["traceEvents"] if e.get("args", {}).get("seq_num") == 5)
+    arguments = fifth["args"]
+    assert arguments["dtype"] == "Float"
+    fifth["args"] = arguments | {"dtype": "Double", "In msg nelems": arguments["In msg nelems"] // 2}
+    fifth["args"]["Out msg nelems"] = arguments["Out msg nelems"] // 2
+    file.write_text(json.dumps(record))
+    ranks = load_ranks(tmp_path)
+    (one,) = ranks.disorders
+    assert (list(one.odd), one.said[2][:2]) == ([2], one.said[0][:2])
+    assert [said[2] for said in one.said.values()] == ["Float", "Float", "Double", "Float"]
 
 
 # --- where the time goes ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from torch import Tensor
 from tracefuse.optimizers.kernels.functions import lower
 from tracefuse.optimizers.kernels.kernel import Kernel, read_bytes
 from tracefuse.optimizers.kernels.launch import HEADER
+from tracefuse.optimizers.kernels.naming import Names
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.lowering import NotFusible
 
@@ -166,6 +167,12 @@ def test_every_line_is_read(make: Callable[[], Kernel]) -> None:
         assert stored <= {name.id for name in names if isinstance(name.ctx, ast.Load)} | {"start", "step"}
         targets = [node.targets[0].id for node in ast.walk(body) if isinstance(node, ast.Assign)]  # type: ignore[attr-defined]
         assert len(targets) == len(set(targets)) or text.count("for start in") > 1
+
+
+def test_a_name_that_begins_with_a_digit_is_one_of_python() -> None:
+    """`transformers` calls a mask of LongT5 `_3blocked_attention_mask`."""
+    node = torch.fx.Graph().placeholder("_3blocked_attention_mask_1")
+    assert Names().of(node) == "_3blocked_attention_mask"
 
 
 def test_sine_and_cosine_are_computed_on_the_small_table() -> None:
