@@ -10,6 +10,7 @@ decompose, pad, remat, optimizer_step, fuse.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,7 +87,7 @@ class PassRecord:
     @cached_property
     def is_unchanged(self) -> bool:
         """Whether `after` is the same program as `before`, the names of its values included."""
-        return self.after is self.before or _printed(self.after) == _printed(self.before)
+        return self.after is self.before or _are_alike(self.before, self.after)
 
     def __str__(self) -> str:
         """What the pass did, then its decisions, one a line."""
@@ -102,9 +103,14 @@ class PassRecord:
         return f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
 
 
-def _printed(trace: Trace) -> list[tuple[Any, ...]]:
+def _are_alike(one: Trace, other: Trace) -> bool:
+    pairs = itertools.zip_longest(one.graph.nodes, other.graph.nodes)
+    return all(a is not None and b is not None and _printed(a) == _printed(b) for a, b in pairs)
+
+
+def _printed(node: fx.Node) -> tuple[Any, ...]:
     # An argument that is a node prints as its name.
-    return [(node.name, node.target, str(node.args), str(node.kwargs)) for node in trace.graph.nodes]
+    return node.name, node.target, str(node.args), str(node.kwargs)
 
 
 def _missing(some: Trace, other: Trace) -> tuple[str, ...]:

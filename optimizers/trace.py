@@ -191,7 +191,8 @@ def is_read_late(node: fx.Node) -> bool:
 
 
 def origin(node: fx.Node) -> Origin:
-    return (node.meta.get("custom") or {}).get("tracefuse", NOWHERE)
+    custom = node.meta.get("custom")
+    return custom.get("tracefuse", NOWHERE) if custom else NOWHERE
 
 
 def line_of(node: fx.Node) -> str:
@@ -205,7 +206,8 @@ def set_origin(node: fx.Node, where: Origin) -> None:
 
 def recomputes(node: fx.Node) -> str | None:
     """The name of the value that this op computes a second time; None for every other op."""
-    return (node.meta.get("custom") or {}).get("recomputes")
+    custom = node.meta.get("custom")
+    return custom.get("recomputes") if custom else None
 
 
 def recomputes_in(node: fx.Node) -> Phase:

@@ -16,7 +16,8 @@ from torch import fx
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.findings.kinds import KINDS
 from tracefuse.measure.op_times import OpTimes, modelled
-from tracefuse.optimizers.trace import Phase, Trace, line_of, val
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import Phase, Trace, line_of, origin, val
 from tracefuse.tables.halves import halves
 from tracefuse.text import share_text, time_text
 
@@ -128,7 +129,12 @@ class Case:
         """The half of its step that each op belongs to."""
         return halves(self.trace)
 
-    @property
+    @cached_property
+    def own_ops(self) -> tuple[fx.Node, ...]:
+        """The ops that the program's lines ran, in order, and none that autograd did."""
+        return tuple(n for n in self.trace.ops if does_work(n) and not origin(n).autograd and self.half[n] == "forward")
+
+    @cached_property
     def step_us(self) -> float:
         return sum(self.times.us.values()) + sum(self._update_us.values()) + self.elsewhere_us
 

@@ -9,7 +9,7 @@ from torch import fx
 
 from tracefuse.device.target import memory_bytes
 from tracefuse.findings.finding import HOST_US, Case, Finding
-from tracefuse.lint.facts import Numbering, behind, line_saying, module_and_function, own_ops
+from tracefuse.lint.facts import behind, line_saying, module_and_function, numbering
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.ops import does_work, grouped, is_returned, is_view, producer
@@ -28,8 +28,8 @@ _CHECKPOINT = re.compile(r"\b(checkpoint|checkpoint_sequential|gradient_checkpoi
 
 def computed_again(case: Case) -> Iterator[Finding]:
     """Values that the forward computes several times from the same operands, as each layer its mask or its rotary tables."""
-    numbers = Numbering(case.trace, case.program, by_gradient=True)
-    ops = [n for n in own_ops(case) if not is_allocation(n) and work(n) not in _OTHERS]
+    numbers = numbering(case, by_gradient=True)
+    ops = [n for n in case.own_ops if not is_allocation(n) and work(n) not in _OTHERS]
     alike = {number: group for number, group in grouped(ops, lambda n: numbers.of[n]).items() if len(group) > 1}
     again = [n for group in alike.values() for n in group[1:]]
     places = grouped(again, module_and_function)
@@ -62,10 +62,10 @@ def computed_again(case: Case) -> Iterator[Finding]:
 
 def constants_of_each_step(case: Case) -> Iterator[Finding]:
     """Tables that every step computes from constants and buffers alone."""
-    numbers = Numbering(case.trace, case.program)
+    numbers = numbering(case)
     seen: set[int] = set()
     ops = []
-    for node in own_ops(case):
+    for node in case.own_ops:
         if node in numbers.constants and not is_allocation(node) and numbers.of[node] not in seen:
             ops.append(node)
         seen.add(numbers.of[node])
@@ -99,7 +99,7 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
     memory = memory_bytes(case.program.environment.get("device"))
     if peak > memory or not us:
         return
-    share = us / case.us(own_ops(case))
+    share = us / case.us(case.own_ops)
     best = max(again, key=lambda n: case.us([n]) / max(nbytes(of[n]), 1))
     yield from case.finding(
         "checkpoint-not-needed",
@@ -125,7 +125,7 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
 
 def _recomputed(case: Case) -> tuple[list[fx.Node], Mapping[fx.Node, fx.Node]]:
     """What autograd's engine ran once more of the forward, and the forward's op of each."""
-    numbers = Numbering(case.trace, case.program)
+    numbers = numbering(case)
     first: dict[int, fx.Node] = {}
     of: dict[fx.Node, fx.Node] = {}
     for node in case.trace.ops:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tracefuse.findings.finding import Case, Finding, Severity, dtype
-from tracefuse.lint.facts import HALVES, is_explicit_cast, own_ops, parameters_of, with_backward
+from tracefuse.lint.facts import HALVES, is_explicit_cast, parameters_of, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
 from tracefuse.optimizers.ops import behind_views, grouped, is_random, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
@@ -24,7 +24,7 @@ _LOSSES = {"_log_softmax", "logsumexp", "nll_loss_forward"}
 
 def casts_back_and_forth(case: Case) -> Iterator[Finding]:
     """A value of half precision that is cast to float32 for a few ops and back again."""
-    trips = [trip for n in own_ops(case) if work(n) == "cast" and (trip := _trip(n))]
+    trips = [trip for n in case.own_ops if work(n) == "cast" and (trip := _trip(n))]
     for (at, kind, is_chain), group in grouped(
         trips, lambda trip: (line_of(trip[0]), _kind(trip), _is_chain(trip))
     ).items():
@@ -133,7 +133,7 @@ def _capped(severity: Severity | None, casts: Sequence[fx.Node]) -> Severity | N
 def casts_done_again(case: Case) -> Iterator[Finding]:
     """A value, no parameter, that several ops cast to one dtype, each for itself: autocast keeps casts of parameters only."""
     parameters = parameters_of(case.trace)
-    casts = [n for n in own_ops(case) if work(n) == "cast" and behind_views(n.args[0]) not in parameters]  # type: ignore[arg-type]
+    casts = [n for n in case.own_ops if work(n) == "cast" and behind_views(n.args[0]) not in parameters]  # type: ignore[arg-type]
     alike = grouped(casts, lambda n: (behind_views(n.args[0]), val(n).dtype, val(n).shape)).values()  # type: ignore[arg-type]
     again = [group for group in alike if len(group) > 1]
     for at, groups in grouped(again, lambda group: line_of(group[0])).items():
@@ -163,7 +163,7 @@ def casts_done_again(case: Case) -> Iterator[Finding]:
 
 def logits_in_float32(case: Case) -> Iterator[Finding]:
     """Logits that a matmul made in half precision and that are cast to float32 as a whole for the loss."""
-    casts = [n for n in own_ops(case) if work(n) == "cast" and _is_of_logits(n)]
+    casts = [n for n in case.own_ops if work(n) == "cast" and _is_of_logits(n)]
     for at, group in grouped(casts, line_of).items():
         us = case.us(with_backward(case, group)) + sum(
             case.us([r]) / 2 for n in group for r in readers(n) if r.op != "output"
@@ -207,7 +207,8 @@ def float64_leaks(case: Case) -> Iterator[Finding]:
     ops = [n for n in case.trace.ops if case.half[n] != "update" and packet_name(n) and val_dtype(n) == torch.float64]
     ops = [n for n in ops if case.us([n]) > 0]
     us = case.us(ops)
-    own = [n for n in own_ops(case) if n in set(ops)]
+    taken = set(ops)
+    own = [n for n in case.own_ops if n in taken]
     if not own:
         return
     entry = own[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -27,11 +28,6 @@ _CASTS = re.compile(r"\.(float|double|half|bfloat16|to|type|type_as)\(|dtype\s*=
 _NO_CALL = ("def ", "import ", "from ", "#", "@", '"')
 # Placeholder inputs of these kinds are the same in every step, unless the step writes to them.
 _STANDING = ("buffer",)
-
-
-def own_ops(case: Case) -> list[fx.Node]:
-    """The ops that the program's lines ran, in order, and none that autograd did."""
-    return [n for n in case.trace.ops if does_work(n) and not origin(n).autograd and case.half[n] == "forward"]
 
 
 def with_backward(case: Case, nodes: Sequence[fx.Node]) -> list[fx.Node]:
@@ -90,6 +86,17 @@ def longest_chain(trace: Trace, nodes: Iterable[fx.Node]) -> int:
 
 
 # --- equal values -----------------------------------------------------------------------------------------------------
+
+
+_numbered: WeakKeyDictionary[Trace, dict[bool, Numbering]] = WeakKeyDictionary()
+
+
+def numbering(case: Case, by_gradient: bool = False) -> Numbering:
+    """The numbers of the case's values, given once for each trace: several detectors ask for them."""
+    known = _numbered.setdefault(case.trace, {})
+    if by_gradient not in known:
+        known[by_gradient] = Numbering(case.trace, case.program, by_gradient)
+    return known[by_gradient]
 
 
 class Numbering:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tracefuse.findings.finding import Case, Finding
-from tracefuse.lint.facts import behind, own_ops, ran_in_place, users_of, with_backward
+from tracefuse.lint.facts import behind, ran_in_place, users_of, with_backward
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
 from tracefuse.optimizers.ops import arguments, grouped, is_returned, is_view
@@ -26,7 +26,7 @@ _COPIES = {"clone", "_to_copy", "cat", "stack", "index", "index_select", "gather
 
 def needless_copies(case: Case) -> Iterator[Finding]:
     """`contiguous()` and `clone()` whose readers would take the tensor as it lies."""
-    copies = [n for n in own_ops(case) if packet_name(n) == "clone" and not _is_einsum(n) and _is_needless(n)]
+    copies = [n for n in case.own_ops if packet_name(n) == "clone" and not _is_einsum(n) and _is_needless(n)]
     for at, group in grouped(copies, line_of).items():
         us = case.us(with_backward(case, group))
         how = "`.contiguous()`" if ".contiguous(" in at else "`.clone()`" if ".clone(" in at else "a copy"
@@ -102,7 +102,7 @@ def _is_broadcast(tensor: torch.Tensor) -> bool:
 
 def einsum_copies(case: Case) -> Iterator[Finding]:
     """`einsum` whose operands do not lie in the order that a matmul reads: torch permutes and copies them first."""
-    ops = [n for n in own_ops(case) if _is_einsum(n) and packet_name(n) == "clone"]
+    ops = [n for n in case.own_ops if _is_einsum(n) and packet_name(n) == "clone"]
     for at, group in grouped(ops, line_of).items():
         late = [n for n in with_backward(case, group) if n not in group]
         copies = [*group, *(n for n in late if packet_name(n) in ("clone", "copy"))]
@@ -133,7 +133,7 @@ def _is_einsum(node: fx.Node) -> bool:
 
 def repeats(case: Case) -> Iterator[Finding]:
     """`repeat`, or `expand` and a copy, of what broadcasting would read as it is."""
-    ops = [n for n in own_ops(case) if _repeats(n) and _broadcasts(n)]
+    ops = [n for n in case.own_ops if _repeats(n) and _broadcasts(n)]
     for at, group in grouped(ops, line_of).items():
         us = case.us(with_backward(case, group))
         attends = any("attention" in packet_name(user) for n in group for user in _all_users(n))
@@ -175,7 +175,7 @@ def _broadcasts(node: fx.Node) -> bool:
 
 def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
     """Convolutions on tensor cores whose input does not lie in channels_last: cuDNN transposes what it reads and writes."""
-    every = [n for n in own_ops(case) if work(n) == "convolution"]
+    every = [n for n in case.own_ops if work(n) == "convolution"]
     ops = [n for n in every if _is_nchw(n)]
     if not ops:
         return

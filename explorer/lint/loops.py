@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import fx
 
 from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
-from tracefuse.lint.facts import longest_chain, module_and_function, own_ops, parts_of, users_of, with_backward
+from tracefuse.lint.facts import longest_chain, module_and_function, parts_of, users_of, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
 from tracefuse.optimizers.ops import does_work, grouped, is_getitem, reached
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
@@ -108,7 +108,7 @@ def _reached(node: fx.Node) -> Iterator[fx.Node]:
 
 def growing_concatenations(case: Case) -> Iterator[Finding]:
     """`x = torch.cat([x, y])` in a loop: each round copies what all rounds before have made."""
-    for last in [n for n in own_ops(case) if packet_name(n) == "cat" and not _next_in_chain(n)]:
+    for last in [n for n in case.own_ops if packet_name(n) == "cat" and not _next_in_chain(n)]:
         chain = _chain(last)
         if len(chain) < GROWING:
             continue

@@ -9,7 +9,7 @@ from torch import fx
 
 from tracefuse.assembly.unshown import UNUSED_PARAMETERS
 from tracefuse.findings.finding import Case, Finding, Severity
-from tracefuse.lint.facts import line_saying, own_ops, with_backward
+from tracefuse.lint.facts import line_saying, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
 from tracefuse.optimizers.ops import arguments, behind_views, grouped, is_getitem, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
@@ -27,7 +27,7 @@ _BATCH_NORMS = {
 
 def batch_norms_of_few(case: Case) -> Iterator[Finding]:
     """Batch norm that takes its statistics from a handful of values."""
-    norms = [n for n in own_ops(case) if packet_name(n) in _BATCH_NORMS and _is_training(n)]
+    norms = [n for n in case.own_ops if packet_name(n) in _BATCH_NORMS and _is_training(n)]
     few = [n for n in norms if _per_channel(n) <= FEWEST_VALUES or _samples(n) < FEWEST_SAMPLES]
     for at, group in grouped(few, line_of).items():
         least = min(group, key=_per_channel)
@@ -61,7 +61,7 @@ def _per_channel(node: fx.Node) -> int:
 
 def biases_before_batch_norm(case: Case) -> Iterator[Finding]:
     """A bias that batch norm subtracts again."""
-    ops = [n for n in own_ops(case) if work(n) == "convolution" and n.args[2] is not None and _goes_into_batch_norm(n)]
+    ops = [n for n in case.own_ops if work(n) == "convolution" and n.args[2] is not None and _goes_into_batch_norm(n)]
     for at, group in grouped(ops, line_of).items():
         # On a GPU the bias is an op of its own, as is its gradient's sum.
         late = [n for n in with_backward(case, group) if n not in group and work(n) == "convolution"]
@@ -90,7 +90,7 @@ def _goes_into_batch_norm(node: fx.Node) -> bool:
 
 def losses_by_hand(case: Case) -> Iterator[Finding]:
     """A logarithm of a softmax or a sigmoid, which one op computes in fewer passes and without overflow."""
-    pairs = [(n, name) for n in own_ops(case) if (name := _loss(n))]
+    pairs = [(n, name) for n in case.own_ops if (name := _loss(n))]
     for (at, name), group in grouped(pairs, lambda pair: (line_of(pair[0]), pair[1])).items():
         ops = [n for n, _ in group]
         inner = [producer(behind_views(n.args[0])) for n in ops]  # type: ignore[arg-type]

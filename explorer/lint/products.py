@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
-from tracefuse.lint.facts import behind, longest_chain, own_ops, with_backward
+from tracefuse.lint.facts import behind, longest_chain, with_backward
 from tracefuse.optimizers.costs.alignment import MATMULS, dims_of, factors
 from tracefuse.optimizers.costs.cost import bytes_moved, flops, packet_name
 from tracefuse.optimizers.ops import behind_views, grouped, is_getitem, is_view, producer, readers
@@ -23,7 +23,7 @@ SMALL_US = 20.0
 
 
 def _matmuls(case: Case) -> list[fx.Node]:
-    return [n for n in own_ops(case) if n.target in MATMULS]
+    return [n for n in case.own_ops if n.target in MATMULS]
 
 
 # --- the order of a chain ---------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ _ZEROS = {"zeros", "zeros_like", "new_zeros", "full"}
 
 def inverses(case: Case) -> Iterator[Finding]:
     """An inverse that is only multiplied with."""
-    ops = [n for n in own_ops(case) if packet_name(n) in ("linalg_inv_ex", "inverse") and _is_multiplied(n)]
+    ops = [n for n in case.own_ops if packet_name(n) in ("linalg_inv_ex", "inverse") and _is_multiplied(n)]
     for at, group in grouped(ops, line_of).items():
         yield from case.finding(
             "inverse-then-matmul",

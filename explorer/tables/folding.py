@@ -20,6 +20,7 @@ from typing import TypeVar
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
+from tracefuse.optimizers.facts import once_per_op
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, producer, reached
 from tracefuse.optimizers.trace import Trace, origin, phase, tensor_type, tensors, val
@@ -93,6 +94,7 @@ KINDS = (
 """What the time of a backward is parted into: see `kind`."""
 
 
+@once_per_op
 def work(node: fx.Node) -> str:
     """What an op does, in a word: "matmul", "attention", "concatenation", "device copy", "cast", "pointwise", "fused", …"""
     if isinstance(producer(node).target, Kernel):

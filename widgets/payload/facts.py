@@ -44,6 +44,7 @@ def per_trace(compute: Callable[[Trace], T]) -> Callable[[Trace], T]:
 
 
 lifetimes = per_trace(liveness.lifetimes)
+live_bytes = per_trace(lambda trace: liveness.live_bytes(trace, lifetimes(trace)))
 saved_values = per_trace(liveness.saved_values)
 gpu_input_bytes = per_trace(functools.partial(input_bytes, device="cuda"))
 
@@ -60,14 +61,14 @@ class Size(NamedTuple):
 def size(trace: Trace) -> Size:
     """The three numbers of a trace that every pass is judged by."""
     saved = sum(one.nbytes for one in saved_values(trace))
-    return Size(trace.op_count, saved, memory(trace)["peak"])
+    return Size(trace.op_count, saved, max(live_bytes(trace), default=0))
 
 
 @per_trace
 def memory(trace: Trace) -> dict[str, Any]:
     """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak, the op it is at, and
     the largest storages that are alive there, as `[name, bytes]`; of all storages, how long they live and what for."""
-    live = liveness.live_bytes(trace, lifetimes(trace))
+    live = live_bytes(trace)
     peak = max(live, default=0)
     names = [node.name for node in trace.ops]
     at = live.index(peak) if live else -1
