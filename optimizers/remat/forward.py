@@ -62,8 +62,8 @@ class Forward:
         self.inputs = [n for n in trace.placeholders if n.name not in cotangents]
         self.nodes = self.inputs + [n for n in trace.ops if phase(n) == "forward"]
         self.index = {node: i for i, node in enumerate(self.nodes)}
-        pairs = [(out, node) for out, node in zip(trace.outputs, trace.returned, strict=True) if node in self.index]
-        self.gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
+        pairs = [(out, node) for out, node in trace.output_pairs if node in self.index]
+        self.gradients = {n for out, n in trace.output_pairs if out.kind == "gradient"}
         self.results = {node for out, node in pairs if out.kind != "gradient"}
         self.read = {n for n in self.nodes if n in self.gradients or any(self._in_backward(u) for u in n.users)}
         self.checkpointed = dropped(trace, self.read)
