@@ -10,6 +10,8 @@ Passes copy traces and then ask about each op what was asked of the one that it 
 node's metadata, beside the objects that they follow from: where one of those is another object, they are worked out anew.
 Those objects are never edited in place: an FX node's arguments are immutable, and nobody edits fake tensors. An answer
 holds no nodes, since those of a copy are others.
+
+Private: `Node._input_nodes`, seen on torch 2.11, 2.13 and 2.15: `all_input_nodes` is a list of it, made anew each time.
 """
 
 from __future__ import annotations
@@ -68,10 +70,11 @@ def _facts_of_op(node: fx.Node) -> dict[Any, Any]:
     meta = node.meta
     facts = meta.get(_OP)
     if facts is None or not _are_of(node, facts):
-        operands = (x for a in node.all_input_nodes for x in (a.target, a.meta.get("val")))
+        operands = node.all_input_nodes
+        targets, values = tuple(a.target for a in operands), tuple(a.meta.get("val") for a in operands)
         # The facts last: another thread that finds them finds what they follow from.
         meta[_ARGS], meta[_KWARGS] = node.args, node.kwargs
-        facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), *operands)}
+        facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), targets, values)}
     return facts
 
 
@@ -80,11 +83,11 @@ def _are_of(node: fx.Node, facts: dict[Any, Any]) -> bool:
     meta = node.meta
     if meta[_ARGS] is not node.args or meta[_KWARGS] is not node.kwargs:
         return False
-    known = iter(facts[_FROM])
-    if next(known) is not node.target or next(known) is not meta.get("val"):
+    target, value, targets, values = facts[_FROM]
+    if target is not node.target or value is not meta.get("val"):
         return False
-    for operand in node.all_input_nodes:
-        if next(known) is not operand.target or next(known) is not operand.meta.get("val"):
+    for operand, its_target, its_value in zip(node._input_nodes, targets, values, strict=True):
+        if its_target is not operand.target or its_value is not operand.meta.get("val"):
             return False
     return True
 

@@ -5,15 +5,33 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 aten = torch.ops.aten
+_UNSAFE_VIEW = aten._unsafe_view.default
 
 T = TypeVar("T")
+
+
+def once_per_operator(compute: Callable[[torch._ops.OpOverload], T]) -> Callable[[torch._ops.OpOverload], T]:
+    """`compute` with its results kept, as `functools.cache` keeps them, which hashes the operator: torch does that in Python.
+
+    The operators are kept too, so that no other one comes to have their ids.
+    """
+    known: dict[int, tuple[torch._ops.OpOverload, T]] = {}
+
+    @functools.wraps(compute)
+    def of_operator(target: torch._ops.OpOverload) -> T:
+        found = known.get(id(target))
+        if found is None:
+            found = known[id(target)] = (target, compute(target))
+        return found[1]
+
+    return of_operator
 
 
 def op_name(node: fx.Node) -> str:
@@ -39,7 +57,7 @@ def set_argument(node: fx.Node, name: str, value: Any) -> None:
         node.update_kwarg(name, value)
 
 
-@functools.cache
+@once_per_operator
 def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
     """Each argument's default by its name; None for those without."""
     return {a.name: a.default_value if a.has_default_value() else None for a in target._schema.arguments}
@@ -66,7 +84,9 @@ def is_returned(node: fx.Node) -> bool:
 
 def producer(node: fx.Node) -> fx.Node:
     """The op that computes this value: the node itself, or the multi-output op behind a `getitem`."""
-    return producer(node.args[0]) if is_getitem(node) else node  # type: ignore[arg-type]
+    while node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def is_view(node: fx.Node) -> bool:
@@ -78,8 +98,7 @@ def is_view(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return is_view(node.args[0])  # type: ignore[arg-type]
-    is_declared = getattr(target, "is_view", False)
-    if not is_declared and target is not aten._unsafe_view.default:
+    if not getattr(target, "is_view", False) and target is not _UNSAFE_VIEW:
         return False
     return not (node.args and isinstance(node.args[0], (int, float, complex)))
 
@@ -109,9 +128,28 @@ def reached(starts: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, 
     return found
 
 
+def grouped(members: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The members by their `key`, in the order in which each came first."""
+    groups: dict[Any, list[T]] = {}
+    for one in members:
+        groups.setdefault(key(one), []).append(one)
+    return groups
+
+
+def frozen(value: Any, of: Callable[[fx.Node], Hashable] = lambda node: node) -> Hashable:
+    """An op's arguments as a key, in which `of` stands for each value; `True`, `1.0` and `1`, and both zeros, are others."""
+    if isinstance(value, fx.Node):
+        return of(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(frozen(one, of) for one in value)
+    if isinstance(value, Mapping):
+        return tuple((name, frozen(one, of)) for name, one in sorted(value.items()))
+    return type(value), repr(value) if isinstance(value, (float, complex, slice)) else value
+
+
 def does_work(node: fx.Node) -> bool:
     """Whether the op runs something: views, and taking a multi-output operator apart, do not."""
-    return not is_getitem(node) and not is_view(node)
+    return node.target is not operator.getitem and not is_view(node)
 
 
 def is_random(node: fx.Node) -> bool:
@@ -120,7 +158,7 @@ def is_random(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and _draws(target)
 
 
-@functools.cache
+@once_per_operator
 def _draws(target: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
@@ -132,9 +170,10 @@ def draws_nothing(op: fx.Node) -> bool:
 
 def is_mutable(node: fx.Node) -> bool:
     """Whether the op writes to one of its arguments. A functionalised trace has none."""
-    return isinstance(node.target, torch._ops.OpOverload) and _writes(node.target)
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and _writes(target)
 
 
-@functools.cache
+@once_per_operator
 def _writes(target: torch._ops.OpOverload) -> bool:
     return target._schema.is_mutable

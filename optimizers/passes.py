@@ -10,15 +10,18 @@ decompose, pad, remat, optimizer_step, fuse, overlap.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
+from torch import fx
 
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.optimizers.rewrite import mark_overwritten, returned_later
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.optimizers.verify import verify
 
@@ -84,7 +87,7 @@ class PassRecord:
     @cached_property
     def is_unchanged(self) -> bool:
         """Whether `after` is the same program as `before`, the names of its values included."""
-        return self.after is self.before or _printed(self.after) == _printed(self.before)
+        return self.after is self.before or _are_alike(self.before, self.after)
 
     def __str__(self) -> str:
         """What the pass did, then its decisions, one a line."""
@@ -100,9 +103,14 @@ class PassRecord:
         return f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
 
 
-def _printed(trace: Trace) -> list[tuple[Any, ...]]:
+def _are_alike(one: Trace, other: Trace) -> bool:
+    pairs = itertools.zip_longest(one.graph.nodes, other.graph.nodes)
+    return all(a is not None and b is not None and _printed(a) == _printed(b) for a, b in pairs)
+
+
+def _printed(node: fx.Node) -> tuple[Any, ...]:
     # An argument that is a node prints as its name.
-    return [(node.name, node.target, str(node.args), str(node.kwargs)) for node in trace.graph.nodes]
+    return node.name, node.target, str(node.args), str(node.kwargs)
 
 
 def _missing(some: Trace, other: Trace) -> tuple[str, ...]:
@@ -162,3 +170,29 @@ def _checked(one: Pass, trace: Trace, decide: Decide) -> Trace:
 def final(trace: Trace, records: Sequence[PassRecord]) -> Trace:
     """The trace after the last pass."""
     return records[-1].after if records else trace
+
+
+# --- a pass of sweeps --------------------------------------------------------------------------------------------------
+
+
+def until_settled(trace: Trace, decide: Decide, sweep: Callable[[fx.Graph, Decide], bool]) -> Trace:
+    """A copy of `trace` after as many sweeps as change something, or `trace` itself where none does; equal decisions of later
+    sweeps are told only once."""
+    new, tell, changed = trace.copy(), _once(decide), False
+    mark_overwritten(new)
+    with returned_later(new.graph):
+        while sweep(new.graph, tell):
+            changed = True
+    return new if changed else trace
+
+
+def _once(decide: Decide) -> Decide:
+    """`decide`, but equal decisions of later sweeps are passed on only once."""
+    seen: set[Decision] = set()
+
+    def tell(decision: Decision) -> None:
+        if decision not in seen:
+            seen.add(decision)
+            decide(decision)
+
+    return tell

@@ -39,14 +39,16 @@ def verify(trace: Trace) -> None:
     names: set[str] = set()
     modes: set[int] = set()
     owners: dict[int, fx.Node] = {}
-    backward_began = False
+    has_late = backward_began = False  # a value, and an op, of the backward
     for node in trace.graph.nodes:
-        problem = _problem(node, seen, names) or _memory_problem(node, owners)
-        if problem is None and node.op == "call_function":
-            now = phase(node)
-            if backward_began and now == "forward":
-                problem = "a forward op stands after the backward has begun"
+        is_op, now = node.op == "call_function", phase(node)
+        problem = _problem(node, seen, names)
+        if problem is None and is_op:
+            if has_late and now == "forward":
+                problem = _late_problem(node, backward_began)
+            problem = problem or _memory_problem(node, owners)
             backward_began = backward_began or now == "backward"
+        has_late = has_late or now == "backward"
         modes.update(_modes(node))
         if problem is None and len(modes) > 1:
             problem = "its FakeTensor belongs to another FakeTensorMode than the values before it"
@@ -70,7 +72,7 @@ def _check_signature(trace: Trace) -> None:
     if len(trace.returned) != len(trace.outputs):
         raise VerifyError(f"the signature has {len(trace.outputs)} outputs, the graph returns {len(trace.returned)}")
     known = set(placeholders)
-    for out, node in zip(trace.outputs, trace.returned, strict=True):
+    for out, node in trace.output_pairs:
         if not isinstance(node, fx.Node):
             raise VerifyError(f"output {out.kind} {out.of!r} is {node!r}, not a value")
         if out.kind in ("gradient", "mutation") and out.of not in known and trace.name in ("step", "update"):
@@ -91,33 +93,33 @@ def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
         return "has no FakeTensor in meta['val']"
     if is_mutable(node):
         return "writes to its arguments: traces are functional"
-    if node.op == "call_function" and phase(node) == "forward":
-        late = [a.name for a in operands if phase(a) == "backward"]
-        if late:
-            return f"is a forward op that reads the backward value {', '.join(late)}"
-    value = node.meta["val"]
-    if node.op == "placeholder" and not isinstance(value, torch.Tensor):
-        return f"is an input of type {type(value).__name__}, not a tensor"
+    if node.op == "placeholder" and not isinstance(node.meta["val"], torch.Tensor):
+        return f"is an input of type {type(node.meta['val']).__name__}, not a tensor"
     return None
 
 
+def _late_problem(node: fx.Node, backward_began: bool) -> str | None:
+    """What is wrong with a forward op that comes after values of the backward."""
+    if late := [a.name for a in node.all_input_nodes if phase(a) == "backward"]:
+        return f"is a forward op that reads the backward value {', '.join(late)}"
+    return "a forward op stands after the backward has begun" if backward_began else None
+
+
 def _memory_problem(node: fx.Node, owners: dict[int, fx.Node]) -> str | None:
-    """What is wrong with the memory of the node's FakeTensor; `owners` are the values that made the memory so far."""
-    if node.op != "call_function":
-        return None
+    """What is wrong with the memory of an op's FakeTensor; `owners` are the values that made the memory so far."""
     makes, lies_elsewhere = _memory(node)
     if lies_elsewhere:
         names = ", ".join(one.name for one in node.all_input_nodes)
         return f"its FakeTensor lies elsewhere than {names}, where it should: have `refresh_views` type it anew"
-    taken = {memory: owners[memory] for memory in makes if memory in owners}
-    for memory in makes:
-        owners[memory] = node
+    taken = [] if owners.keys().isdisjoint(makes) else [memory for memory in makes if memory in owners]
+    owner = owners[taken[0]] if taken else node
+    owners.update(dict.fromkeys(makes, node))
     if not taken:
         return None
     given = {memory for operand in node.all_input_nodes for memory in storages(operand)}
     if _may_return_operand(node.target) and given.issuperset(taken):
         return None
-    return f"is no view, and its FakeTensor lies in the memory of {next(iter(taken.values())).name}"
+    return f"is no view, and its FakeTensor lies in the memory of {owner.name}"
 
 
 @once_per_op

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, Value
 
 aten = torch.ops.aten
@@ -85,6 +85,9 @@ RESERVED_NAMES = frozenset(
 """What the functions of an exported file read from around them: its imports, its runtime and what kernels call."""
 
 
+_BUILTINS = frozenset(dir(builtins))
+
+
 class Names:
     """Python identifiers, each given out once: `x`, `x_1`, `x_2`."""
 
@@ -93,7 +96,7 @@ class Names:
 
     def fresh(self, wanted: str) -> str:
         name = re.sub(r"\W+", "_", wanted).strip("_") or "value"
-        name = f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in dir(builtins) else name
+        name = f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in _BUILTINS else name
         count = self._next.get(name, 0)
         self._next[name] = count + 1
         return name if count == 0 else self.fresh(f"{name}_{count}")

@@ -65,6 +65,7 @@ This package never imports cat, freeze or simplify.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,7 +75,7 @@ from tracefuse.optimizers.passes import Decide, Decision, final, run_pipeline
 from tracefuse.optimizers.remat.between import recompute_between
 from tracefuse.optimizers.remat.budget import Budgeting
 from tracefuse.optimizers.remat.choice import Choice
-from tracefuse.optimizers.remat.dropout_products import expose_products, restore_products
+from tracefuse.optimizers.remat.dropout_products import Product, expose_products, restore_products
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.reasons import explain
@@ -99,7 +100,7 @@ class Remat(RematOptions):
             decide(Decision(kernels[0].name, "leave", "a fused kernel cannot be cut: apply remat before fuse"))
             return trace.copy()
         new = forget(trace)
-        expose_products(new.graph)
+        before, products = saved_bytes(new), expose_products(new.graph)
         forward = Forward(new)
         budgeting = Budgeting(new, forward, self)
         choice, decisions = budgeting.meet(self.memory_budget)
@@ -107,11 +108,12 @@ class Remat(RematOptions):
             lowered, said = budgeting.meet_peak(self.peak_budget, choice, lambda one: self._outcome(trace, one))
             decisions = budgeting.beside_peak(self.memory_budget, choice, lowered, decisions) + said
             choice = lowered
-        new, is_left = _cut(trace, choice)
-        if is_left:
+        told = explain(forward, choice, self.peaks)
+        if _cut_keeps_more(new, {n.name for n in choice.again}, products, before) and not choice.pins:
+            new = forget(trace)
             decisions = budgeting.as_it_was(self.memory_budget, saved_bytes(new), decisions) + _left(new, choice)
         else:
-            decisions += explain(forward, choice, self.peaks)
+            decisions += told
         for decision in decisions:
             decide(decision)
         if self.between_regions and choice.rate is None:  # which is where no budget decided
@@ -120,24 +122,22 @@ class Remat(RematOptions):
 
     def _outcome(self, trace: Trace, choice: Choice) -> Trace:
         """The program that `choice` comes to, after this pass and those behind it."""
-        new, _ = _cut(trace, choice)
+        new = forget(trace)
+        before, products = saved_bytes(new), expose_products(new.graph)
+        if _cut_keeps_more(new, {n.name for n in choice.again}, products, before) and not choice.pins:
+            new = forget(trace)
         if self.between_regions and choice.rate is None:
             recompute_between(new, self.producer_input_weight, self.between_chain, lambda _: None)
         return final(new, run_pipeline(new, self.then, on_error="record"))
 
 
-def _cut(trace: Trace, choice: Choice) -> tuple[Trace, bool]:
-    """The program whose backward recomputes what `choice` says, and whether it was left as it was: where that saves fewer
-    bytes, and no pin asks for a choice."""
-    new = forget(trace)
-    before = saved_bytes(new)
-    products = expose_products(new.graph)
-    again = {node.name for node in choice.again}
+def _cut_keeps_more(new: Trace, again: Collection[str], products: list[Product], before: int) -> bool:
+    """Edit `new`, whose dropouts are `products`, so that its backward computes the values `again` itself. Returns whether the
+    forward then keeps more than the bytes `before`."""
     recompute(new, {node for node in new.ops if node.name in again})
     restore_products(products)
     eliminate_dead_code(new.graph)
-    is_left = saved_bytes(new) > before and not choice.pins
-    return (forget(trace) if is_left else new), is_left
+    return saved_bytes(new) > before
 
 
 def _left(new: Trace, choice: Choice) -> list[Decision]:
