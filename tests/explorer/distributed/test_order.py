@@ -29,6 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
 rank, world = dist.get_rank(), dist.get_world_size()
 
+def say(text):
+    "In one write: ranks share the output."
+    sys.stdout.write(text + "\\n")
+    sys.stdout.flush()
+
 class Metric(nn.Module):
     def __init__(self, measure):
         super().__init__()
@@ -81,7 +86,7 @@ def last_one():
     if rank == 1:
         dist.all_reduce(torch.ones(3))
     for one in caught:
-        print("said:", one.message)
+        say(f"said: {one.message}")
 
 def alike():
     "The same collectives, of any sizes where that is allowed, and of two groups in either order."
@@ -125,7 +130,7 @@ CASES = {
 }
 for name in sys.argv[1:]:
     CASES[name]()
-print(f"{rank} is through")
+say(f"{rank} is through")
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -148,15 +153,15 @@ def torchrun(processes: int, folder: Path, *cases: str) -> tuple[int, str]:
             2,
             "other size",
             {
-                "rank 0 starts all_reduce (sum) of f32[4] in 0.module at order.py:22",
-                "rank 1 starts all_reduce (sum) of f32[2] in 0.module at order.py:22",
+                "rank 0 starts all_reduce (sum) of f32[4] in 0.module at order.py:27",
+                "rank 1 starts all_reduce (sum) of f32[2] in 0.module at order.py:27",
             },
         ),
         (
             2,
             "only some",
             {
-                "rank 0 starts all_reduce (sum) of f32[4] in 0.module at order.py:29",
+                "rank 0 starts all_reduce (sum) of f32[4] in 0.module at order.py:34",
                 "rank 1 starts all_reduce (sum) of f32[20]",
             },
         ),
@@ -165,7 +170,7 @@ def torchrun(processes: int, folder: Path, *cases: str) -> tuple[int, str]:
             "other dtype",
             {
                 "rank 2 starts all_reduce (sum) of f32[4]",
-                "rank 3 starts all_reduce (sum) of f64[4] in 0.module at order.py:34",
+                "rank 3 starts all_reduce (sum) of f64[4] in 0.module at order.py:39",
             },
         ),
     ],
