@@ -30,8 +30,8 @@ INSTRUCTIONS_PER_BYTE = 10
 """Of an H100 SXM: 132 processors x 128 lanes x 1.98 GHz over 3.35e12 bytes a second, by its data sheet."""
 COSTLY, PLAIN, COMPARED = 60, 4, 20
 """Instructions an element, about: of an exponential with its division, of a product with its address, and of one element of a
-window in the search for the largest with its place. On an H200 a kernel that computed softplus 4 times for each of 24.8 million
-elements, to look for the largest in windows of 2 x 2, took 568 us, and one with a tanh for each of 65 million 240 us."""
+window in the search for the largest with its place. On an H200 a kernel that computed softplus 4 times for each of 24.8
+million elements, to look for the largest in windows of 2 x 2, took 568 us, and one with a tanh for each of 65 million 240."""
 
 Spread = Callable[[fx.Node, fx.Node], float]
 
