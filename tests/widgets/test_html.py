@@ -14,6 +14,7 @@ import torch
 
 import tracefuse
 from tracefuse.config import PASSES, Config
+from tracefuse.config.names import OFF_BY_DEFAULT
 from tracefuse.widgets import html
 from tracefuse.widgets.html import configurations, page, to_html, write_html
 from tracefuse.widgets.payload.pack import decode
@@ -83,7 +84,7 @@ def test_every_single_switch_leads_somewhere(shown: Config) -> None:
     assert {Config(), Config.off()} - {shown} <= set(found)
     for name in PASSES:
         off, now = getattr(Config.off(), name), getattr(shown, name)
-        default = getattr(Config(), name)
+        default = True if name in OFF_BY_DEFAULT else getattr(Config(), name)
         neighbour = shown.changed(**{name: default if now == off else off})
         assert neighbour in found
 
