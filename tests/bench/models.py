@@ -137,14 +137,21 @@ class Nearness:
     problem: str = ""
 
 
-def nearness(capture: tracefuse.Capture, found: Mapping[str, Tensor], expected: list[Tensor]) -> Nearness:
-    """Of outputs by their `names` beside those of the captured trace, in its order."""
+def nearness(
+    capture: tracefuse.Capture,
+    found: Mapping[str, Tensor],
+    expected: list[Tensor],
+    rounds_as: torch.dtype = torch.float64,
+) -> Nearness:
+    """Of outputs by their `names` beside those of the captured trace, in its order. No rounding counts as finer than that of
+    `rounds_as`, in which ATen computes some ops whatever their dtype."""
     labels = names(capture.trace)
     off = differences(labels, [found[label] for label in labels], expected)
-    moves = [differences(labels, _moved(capture, seed), expected) for seed in range(MOVES)]
+    moves = [differences(labels, _moved(capture, seed, rounds_as), expected) for seed in range(MOVES)]
     moved = [max(some) for some in zip(*moves, strict=True)]
     # No output is taken for less sensitive than most: a rounding may happen to leave it as it is.
-    tolerance = max(TOLERANCE[coarsest(capture.trace)], ROUNDINGS * statistics.median(moved))
+    least = max(TOLERANCE[dtype] for dtype in (coarsest(capture.trace), rounds_as))
+    tolerance = max(least, ROUNDINGS * statistics.median(moved))
     allowed = [max(tolerance, ROUNDINGS * rounding) for rounding in moved]
     problems = [
         f"{label} differs by {difference:.1e} with all passes on, by {rounding:.1e} if inputs are rounded"
@@ -173,7 +180,7 @@ def _sizes(expected: list[Tensor]) -> list[float]:
     return [max(largest(one), floor, sys.float_info.min) for one in expected]
 
 
-def _moved(capture: tracefuse.Capture, seed: int) -> tuple[Tensor, ...]:
+def _moved(capture: tracefuse.Capture, seed: int, rounds_as: torch.dtype) -> tuple[Tensor, ...]:
     """What the captured program computes of inputs that are each up or down by one rounding."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -181,7 +188,8 @@ def _moved(capture: tracefuse.Capture, seed: int) -> tuple[Tensor, ...]:
         if not tensor.is_floating_point():
             return tensor
         signs = torch.randint(2, tensor.shape, generator=generator).to(tensor) * 2 - 1
-        return tensor.detach() * (1 + torch.finfo(tensor.dtype).eps * signs)
+        eps = max(torch.finfo(dtype).eps for dtype in (tensor.dtype, rounds_as))
+        return tensor.detach() * (1 + eps * signs)
 
     return tracefuse.replay(capture.trace, [move(t) for t in capture.example_inputs], capture.rng_states)
 

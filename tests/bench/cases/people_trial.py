@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves
 import tracefuse
 import tracefuse.optimizers
 from tracefuse.errors import ExportError, TracefuseError
+from tracefuse.execution.export import IN_SIXTHS
 from tracefuse.optimizers.trace import Output
 from tracefuse.optimizers.verify import VerifyError
 from tracefuse.recorded import RecordedCapture
@@ -216,9 +217,6 @@ def _captured(row: Row, eager: Seen, allowed: float, at: Callable[[str], None]) 
     if _seeds_in_between(capture):
         # A compiled program draws on where this one seeds its generator again: its own, without passes, says what is right.
         expected = compiled_outputs(variant.baseline)
-    elif row.device == "cuda" and any(node.target in IN_SIXTHS for node in capture.trace.ops):
-        expected = _with_exact_sixths(capture)
-        row.eager += "; its sixths are float32's"
     near = _passes(row, capture, variant, expected)
 
     at("export")
@@ -226,30 +224,10 @@ def _captured(row: Row, eager: Seen, allowed: float, at: Callable[[str], None]) 
     return near
 
 
-def _with_exact_sixths(capture: tracefuse.Capture) -> list[Tensor]:
-    """What the captured program yields with the formulas that ATen documents."""
-    trace = capture.trace.copy()
-    for node in trace.ops:
-        node.target = IN_SIXTHS.get(node.target, node.target)
-    return list(tracefuse.replay(trace, capture.example_inputs, capture.rng_states))
-
-
-def _hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.where(x <= -3, 0, torch.where(x < 3, grad * (x / 3 + 0.5), grad))
-
-
-def _hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.where((x > -3) & (x < 3), grad / 6, 0)
-
-
-IN_SIXTHS: dict[Any, Callable[..., Tensor]] = {
-    torch.ops.aten.hardswish.default: lambda x: x * (x + 3).clamp(0, 6) / 6,
-    torch.ops.aten.hardswish_backward.default: _hardswish_backward,
-    torch.ops.aten.hardsigmoid.default: lambda x: (x + 3).clamp(0, 6) / 6,
-    torch.ops.aten.hardsigmoid_backward.default: _hardsigmoid_backward,
-}
-"""Operators whose ATen kernels for CUDA hold 1/6 or 1/3 as float32 does, in float64 too: ours hold it exactly.
-Source: `ActivationHardswishKernel.cu` and `ActivationHardsigmoidKernel.cu` of torch 2.11."""
+def _rounds_as(row: Row, capture: tracefuse.Capture) -> torch.dtype:
+    """The dtype that ATen computes in where it says another one."""
+    in_sixths = row.device == "cuda" and any(node.target in IN_SIXTHS for node in capture.trace.ops)
+    return torch.float32 if in_sixths else DTYPE
 
 
 def _seeds_in_between(capture: tracefuse.Capture) -> bool:
@@ -335,7 +313,8 @@ def _passes(row: Row, capture: tracefuse.Capture, variant: tracefuse.Variant, ex
 def _near(
     row: Row, capture: tracefuse.Capture, variant: tracefuse.Variant, expected: list[Tensor], found: list[Tensor]
 ) -> Nearness:
-    near = nearness(capture, dict(zip(names(variant.trace), found, strict=True)), expected)
+    outputs = dict(zip(names(variant.trace), found, strict=True))
+    near = nearness(capture, outputs, expected, _rounds_as(row, capture))
     row.difference, row.moved = near.difference, near.moved
     if near.problem:
         raise Wrong(f"all passes: {near.problem}")
