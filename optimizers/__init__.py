@@ -3,7 +3,7 @@
 Nothing here runs a kernel, reads a clock or touches a GPU; nothing here imports the rest of tracefuse.
 
 The ground is `trace` (what a trace is), `ops` (what an operator is), `facts` (what is known of a value), `passes`, `rewrite`
-(replacing one value by another safely), `verify`, `render`, `liveness` and `split`. Each of the nine passes is a name:
+(replacing one value by another safely), `verify`, `render`, `liveness` and `split`. Each of the ten passes is a name:
 
     simplify        what computes nothing new
     freeze          gradients that nobody demands
