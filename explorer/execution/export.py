@@ -30,6 +30,7 @@ from tracefuse.execution.indexed import behind_places
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.own_operators import IMPORT_TORCH, on_copies, register_lines
+from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernels.launch import LAUNCH
 from tracefuse.optimizers.kernels.tables import table_support
 from tracefuse.optimizers.kernels.text import kernel_source
@@ -265,8 +266,19 @@ def _gradients(backward: Trace, names: Sequence[str]) -> list[int]:
     return [names.index(out.of) for out in backward.outputs if out.kind == "gradient"]
 
 
+IN_SIXTHS = {
+    torch.ops.aten.hardswish.default,
+    torch.ops.aten.hardswish_backward.default,
+    torch.ops.aten.hardsigmoid.default,
+    torch.ops.aten.hardsigmoid_backward.default,
+}
+"""Operators whose ATen kernels for CUDA hold 1/6 or 1/3 as float32 does, in float64 too; seen on torch 2.11."""
+
+
 def _coarsest(trace: Trace) -> torch.dtype:
     dtypes = {tensor.dtype for node in trace.graph.nodes for tensor in tensors(node) if tensor.is_floating_point()}
+    if any(node.target in IN_SIXTHS and devices(node)[0].type == "cuda" for node in trace.ops):
+        dtypes.add(torch.float32)
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
 
 

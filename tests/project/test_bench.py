@@ -99,7 +99,7 @@ def test_forecasts(tmp_path: Path) -> None:
 
 def test_fusions(tmp_path: Path) -> None:
     flags = ("--budget", "0.2", "--check", "--only", "mish")
-    found, printed = run("fusions/fusions.py", tmp_path, *flags, "--only", "pool", "--seconds", "0", "--jobs", "1")
+    found, printed = run("fusions/fusions.py", tmp_path, *flags, "--only", "pool", "--seconds", "0")
     (first,) = found["programs"]
     assert "are left: call it again" in printed
     again, printed = run("fusions/fusions.py", tmp_path, *flags, "--only", "pool")

@@ -248,7 +248,7 @@ IN_SIXTHS: dict[Any, Callable[..., Tensor]] = {
     torch.ops.aten.hardsigmoid.default: lambda x: (x + 3).clamp(0, 6) / 6,
     torch.ops.aten.hardsigmoid_backward.default: _hardsigmoid_backward,
 }
-"""Operators whose ATen kernels for CUDA multiply by 1/6 or 1/3 as float32 has it, also in float64, where ours hold it exactly.
+"""Operators whose ATen kernels for CUDA hold 1/6 or 1/3 as float32 does, in float64 too: ours hold it exactly.
 Source: `ActivationHardswishKernel.cu` and `ActivationHardsigmoidKernel.cu` of torch 2.11."""
 
 

@@ -1,7 +1,6 @@
 """Fusion programs and whole nets, forward and backward, beside eager and torch.compile, in rounds that are taken in turn.
 
     python tests/bench/fusions/fusions.py --out fusions.json --seconds 280       again and again, until all are there
-    python tests/bench/fusions/fusions.py --out fusions.json --jobs 12           what needs no quiet GPU before, side by side
     python tests/bench/fusions/fusions.py --part nets --out fusion_nets.json
     python tests/bench/fusions/fusions.py --small --check --only mish            tiny sizes, on a CPU too
 
@@ -17,25 +16,19 @@ or where, on a GPU, a program is slower than eager by more than 2 %.
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
-import functools
 import json
 import math
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 from chains import PROGRAMS
-from columns import LOSS, Column, Work, differences, fresh, timed
+from columns import LOSS, Work, differences, fresh, timed
 from nets import NETS
 from results import environment, parser, write
 
@@ -59,18 +52,15 @@ def main() -> None:
     made.add_argument("--part", choices=COLUMNS, default="programs")
     made.add_argument("--only", action="append", default=[], help="names that contain this word (may be repeated)")
     made.add_argument("--seconds", type=float, default=math.inf, help="begin no other program after so many")
-    made.add_argument("--jobs", type=int, default=0, help="first check, and compile for torch, so many side by side")
     made.add_argument("--check", action="store_true", help="status 1 where something does not hold")
     arguments = made.parse_args()
     names = [name for name in works(arguments.part) if all(word in name for word in arguments.only)]
     record = begun(arguments.out, arguments.part, arguments.device, arguments.small)
     start_s = time.monotonic()
-    todo = [name for name in names if name not in record["programs"]]
-    known = prepared(arguments.part, todo, arguments.device, arguments.jobs) if arguments.jobs else {}
-    for count, name in enumerate(todo):
+    for count, name in enumerate(name for name in names if name not in record["programs"]):
         if count and time.monotonic() - start_s > arguments.seconds:
             break
-        row = measured(arguments.part, name, arguments.device, arguments.small, arguments.budget, known.get(name))
+        row = measured(arguments.part, name, arguments.device, arguments.small, arguments.budget)
         record["programs"][name] = row
         print(f"{len(record['programs'])} of {len(names)}: {line(name, row)}", flush=True)
         write(arguments.out, record, is_quiet=True)
@@ -124,58 +114,22 @@ def begun(out: Path | None, part: str, device: str, small: bool) -> dict[str, An
     return found
 
 
-def measured(
-    part: str, name: str, device: str, small: bool, budget_s: float, off: dict[str, float] | None
-) -> dict[str, Any]:
-    """How far each column is from float64 at tiny sizes, where that is not known yet, and its times."""
-    columns = columns_on(part, device)
-    off = off or checked(part, name, device)
-    with fresh():
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-        work = works(part)[name](small, device)
-        found = timed(work, columns, budget_s / 10 if small else budget_s)
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    return {"off": off, "autocast": work.autocast, "columns": found, "date": environment(device)["date"]}
-
-
-def columns_on(part: str, device: str) -> tuple[str, ...]:
-    return COLUMNS[part] if device == "cuda" else ON_A_CPU
-
-
-def checked(part: str, name: str, device: str) -> dict[str, float]:
-    """By column how far it is from float64 at tiny sizes."""
+def measured(part: str, name: str, device: str, small: bool, budget_s: float) -> dict[str, Any]:
+    """How far each column is from float64 at tiny sizes, and its times."""
+    made, columns = works(part)[name], COLUMNS[part] if device == "cuda" else ON_A_CPU
     with fresh():
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
-        return differences(works(part)[name](True, device), columns_on(part, device))
-
-
-# --- side by side -----------------------------------------------------------------------------------------------------
-
-
-def prepared(part: str, names: list[str], device: str, jobs: int) -> dict[str, dict[str, float]]:
-    """What `checked` says of each program, and torch's compiled code of each on disk, so that it is found there when times are
-    taken. What torch times on a GPU that others use is not kept."""
-    alone = {"TORCHINDUCTOR_AUTOTUNE_LOCAL_CACHE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    context = multiprocessing.get_context("spawn")
-    with (
-        mock.patch.dict(os.environ, alone),
-        concurrent.futures.ProcessPoolExecutor(jobs, context, max_tasks_per_child=4) as pool,
-    ):
-        found = pool.map(functools.partial(_prepared, part, device=device), names)
-        return dict(zip(names, found, strict=True))
-
-
-def _prepared(part: str, name: str, device: str) -> dict[str, float]:
-    off = checked(part, name, device)
+        tiny = made(True, device)
+        off = differences(tiny, columns)
+    with fresh():
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+        work = tiny if small else made(False, device)
+        found = timed(work, columns, budget_s / 10 if small else budget_s)
     if device == "cuda":
-        with fresh(), contextlib.suppress(Exception):  # `timed` says what fails
-            torch.set_float32_matmul_precision("high")
-            Column("torch.compile", works(part)[name](False, device)).step()
         torch.cuda.empty_cache()
-    return off
+    return {"off": off, "autocast": tiny.autocast, "columns": found, "date": environment(device)["date"]}
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

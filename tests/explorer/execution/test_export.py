@@ -9,13 +9,14 @@ import subprocess
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import programs
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import tracefuse
@@ -649,6 +650,17 @@ def test_the_check_allows_what_the_coarsest_dtype_rounds(tmp_path):
     done = run_file(tracefuse.capture(step).optimize().export(tmp_path / "step.py"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "COARSEST = torch.float32" in (tmp_path / "step.py").read_text()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", [F.hardswish, F.hardsigmoid])
+def test_the_check_allows_what_aten_rounds_in_float64(tmp_path: Path, activation: Callable[[Tensor], Tensor]) -> None:
+    """ATen's kernels of these hold 1/6 as float32 does."""
+    w = torch.randn(64, 8, dtype=torch.float64, device="cuda", requires_grad=True)
+    done = run_file(
+        tracefuse.capture(lambda: activation(w * 2).square().sum().backward()).optimize().export(tmp_path / "step.py")
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_operator_that_mutates_is_exported_in_its_functional_form(tmp_path: Path) -> None:
