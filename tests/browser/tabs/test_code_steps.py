@@ -120,7 +120,7 @@ def test_the_pipeline_is_walked_with_the_keyboard_and_no_control_moves(page: Pag
     page.get_by_test_id("tf-code-after").focus()
     for key in "." * 9 + "," * 9:
         page.keyboard.press(key)
-        shown = page.locator(".tf-stage[aria-pressed=true]")
+        shown = page.locator(".tf-stepping[aria-pressed=true]")
         expect(shown).to_have_count(1)
         seen.append(shown.text_content())
         now = page.evaluate(PLACES)

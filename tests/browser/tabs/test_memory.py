@@ -73,7 +73,7 @@ def test_blocks_lie_below_what_they_are_part_of_and_beside_each_other(page: Page
 
 
 def test_a_block_selects_the_largest_value_in_it(page: Page, press: Callable[[Locator], None]) -> None:
-    block = page.get_by_test_id("tf-flame-after").locator("button.tf-block-reason").first
+    block = page.get_by_test_id("tf-flame-after").locator("button.tf-slab-reason").first
     press(block)
     expect(block).to_have_attribute("aria-current", "")
     expect(page.get_by_test_id("tf-details").locator(".tf-name")).not_to_be_empty()

@@ -41,7 +41,7 @@ export class Steps {
   /** @param {string} name */
   button(name) {
     const title = name === WHOLE ? "what all passes together changed" : null;
-    return h("button", { class: "tf-stage", title, "data-testid": `tf-step-${name || "all"}`, onclick: () => this.choose(name) }, name || "all passes");
+    return h("button", { class: "tf-stepping", title, "data-testid": `tf-step-${name || "all"}`, onclick: () => this.choose(name) }, name || "all passes");
   }
 
   /** @param {1 | -1} by */

@@ -16,7 +16,7 @@ export class MemoryPanel {
   /** @param {Act} act */
   constructor(act) {
     this.act = act;
-    this.element = h("div", { class: "tf-memory", "data-testid": "tf-memory" });
+    this.element = h("div", { class: "tf-peak-panel", "data-testid": "tf-peak-panel" });
     /** What is drawn. @type {AtPeak | null} */
     this.drawn = null;
     /** What selects which value. @type {[string, HTMLElement][]} */
@@ -32,7 +32,7 @@ export class MemoryPanel {
     const root = tree(atPeak);
     const said = new Map(reasons.map(([name, , , why]) => [name, why]));
     this.element.replaceChildren(
-      h("p", { class: "tf-note" }, "Static bytes, alive in the op with the most of them. Of what is saved: its module, and why."),
+      h("p", { class: "tf-note" }, "Static bytes, in the op with the most alive. Of what is saved: its module, and why."),
       this.flame(root, 0, said),
       this.flame(root, 1, said),
       this.table(atPeak, said),
@@ -58,7 +58,7 @@ export class MemoryPanel {
     const { name, path, bytes, value } = block;
     const why = block.kind === "reason" ? `${path}: ${said.get(name) ?? ""}` : path;
     const title = `${name} ${formatBytes(bytes[0])} → ${formatBytes(bytes[1])}, ${percent(bytes[side], root.bytes[side])} of this peak\n${why}`;
-    const attributes = { class: `tf-block tf-block-${block.kind}`, style: `left: ${100 * from}%; width: ${100 * (to - from)}%; top: ${level * ROW}px`, title };
+    const attributes = { class: `tf-slab tf-slab-${block.kind}`, style: `left: ${100 * from}%; width: ${100 * (to - from)}%; top: ${level * ROW}px`, title };
     const text = `${name} ${formatBytes(bytes[side])}`;
     return value ? this.selecting(value, attributes, text) : h("div", attributes, text);
   }
