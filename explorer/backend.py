@@ -19,13 +19,11 @@ Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`
 from __future__ import annotations
 
 import fnmatch
-import operator
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -36,17 +34,16 @@ from tracefuse.compiled_graphs import CompiledGraph, note_refused
 from tracefuse.config.configuration import Config, option_names, unknown_option
 from tracefuse.dynamo.batch_norm import batch_norm_as_eager_runs_it
 from tracefuse.dynamo.graphed_halves import GraphedHalves
+from tracefuse.dynamo.half_graphs import Boxed, as_graphs, boxed, runnable
 from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.dynamo.joint import inputs_of, joint_trace
 from tracefuse.dynamo.joint_refusals import GraphInput
 from tracefuse.dynamo.sizes import BySize, floats, varying_sizes
 from tracefuse.errors import OptionError, TracefuseError, UnknownValue
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
-from tracefuse.optimizers.trace import Trace, origin, val
+from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.recording.frames import tell_user
 from tracefuse.variant import Variant
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
 
 MODES: Mapping[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-overhead": {"cuda_graph": True}}
 """torch's names -> our options."""
@@ -111,8 +108,8 @@ def _named(module: fx.GraphModule, examples: Sequence[Any]) -> list[GraphInput] 
 def _run_of(module: fx.GraphModule, compiling: _Compiling) -> Callable[..., Any]:
     """What runs the graph that is `compiling`."""
     run = aot_autograd(
-        fw_compiler=_runnable,
-        bw_compiler=_runnable,
+        fw_compiler=runnable,
+        bw_compiler=runnable,
         inference_compiler=compiling.inference,
         partition_fn=compiling.partition,
     )
@@ -141,7 +138,7 @@ class _Compiling:
         """Forward and backward of the optimised joint program, as AOTAutograd wants them from a partitioner."""
         try:
             halves = self.halves(joint.graph, num_fwd_outputs, self.config)
-            graphs = _as_graphs(halves, self.backward_of(halves))
+            graphs = as_graphs(halves, self.backward_of(halves))
         except OUT_OF_MEMORY:
             raise
         except Exception as reason:
@@ -287,66 +284,3 @@ def _without(config: Config, glob: str) -> Config:
         globs and tuple(one for one in globs if one != glob) for globs in (config.freeze, config.save, config.recompute)
     )
     return replace(config, freeze=freeze, save=save, recompute=recompute)
-
-
-# --- the halves -------------------------------------------------------------------------------------------------------
-
-
-def boxed(run: Boxed) -> Boxed:
-    """`run` in the calling convention of AOTAutograd: one list, which the callee empties."""
-
-    def called(arguments: list[Any]) -> Sequence[Any]:
-        return run(arguments)
-
-    called._boxed_call = True  # type: ignore[attr-defined]
-    return called
-
-
-class _Half:
-    """A function on a list of tensors, as a node of a graph: AOTAutograd carries graphs from partitioner to compiler."""
-
-    __module__ = __name__
-
-    def __init__(self, name: str, run: Boxed) -> None:
-        self.__name__ = self.__qualname__ = name
-        self.run = run
-
-    def __call__(self, *tensors: torch.Tensor) -> Sequence[Any]:
-        return self.run(list(tensors))
-
-
-def _as_graphs(halves: Halves, run_backward: Boxed) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Both halves as graphs of one call each, with the types of all that goes in and out."""
-    front, back = halves.variant.forward, halves.variant.backward
-    primals, kept = halves.primals(), halves.kept_values()
-    results = [None if value is None else val(value) for value in halves.among(front.returned, halves.results)]
-    tangents = [val(p) for p, i in zip(back.placeholders, back.inputs, strict=True) if i.kind == "cotangent"]
-    wanted = [None if value is None else val(value) for value in halves.among(back.returned, halves.gradients)]
-    return (
-        _graph_of(_Half("forward", halves.forward), "primals", primals, [*results, *kept]),
-        _graph_of(_Half("backward", run_backward), "tangents", [*kept, *tangents], wanted),
-    )
-
-
-def _graph_of(half: _Half, name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> fx.GraphModule:
-    graph = fx.Graph()
-    given = [graph.placeholder(f"{name}_{at}") for at in range(1, len(inputs) + 1)]
-    for node, value in zip(given, inputs, strict=True):
-        node.meta["val"] = value
-    called = graph.call_function(half, tuple(given))
-    called.meta["val"] = tuple(outputs)
-    items = []
-    for at, value in enumerate(outputs):
-        items.append(None if value is None else graph.call_function(operator.getitem, (called, at)))
-        if value is not None:
-            items[-1].meta["val"] = value
-    graph.output(tuple(items))
-    return fx.GraphModule(torch.nn.Module(), graph)
-
-
-def _runnable(module: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-    """What AOTAutograd calls for a graph that came from `partition`: our half, or the graph op by op."""
-    for node in module.graph.nodes:
-        if isinstance(node.target, _Half):
-            return boxed(node.target.run)
-    return make_boxed_func(module.forward)

@@ -23,7 +23,6 @@ from tracefuse.execution.replay import replayed
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, val
-from tracefuse.recording.calls import Guard
 from tracefuse.session.files import Session, opened
 from tracefuse.session.parts import SHARED, SavedInputs
 from tracefuse.variant import Variant
@@ -77,10 +76,7 @@ class LoadedCapture(Capture):
         joint = CapturedProgram(
             self._trace,
             self._inputs,
-            guards=tuple(
-                Guard(one.op, one.value, one.source, one.in_optimizer, one.in_update, one.decides)
-                for one in captured.guards
-            ),
+            guards=captured.guards,
             **{name: getattr(captured, name) for name in SHARED},
         )
         return joint if self._update is None else with_update(joint, self._update, self._update_inputs, replayed)
@@ -90,13 +86,14 @@ class LoadedCapture(Capture):
         self.check_inputs()
         assert self._update is not None
         made = handed_over(self._trace, self._update)
-        read = zip(self._update.inputs, self._update.placeholders, strict=True)
-        return _inputs_of(((entry, node) for entry, node in read if entry.name not in made), self._saved.update)
+        return _inputs_of(
+            ((entry, node) for entry, node in self._update.input_pairs if entry.name not in made), self._saved.update
+        )
 
     def _inputs(self) -> Inputs:
         """The tensors of the file; those that were trained have a `.grad` to fill, which is nobody's but this capture's."""
         self.check_inputs()
-        return _inputs_of(zip(self._trace.inputs, self._trace.placeholders, strict=True), self._saved.data)
+        return _inputs_of(self._trace.input_pairs, self._saved.data)
 
     @property
     def machine(self) -> Machine:

@@ -66,7 +66,7 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
     """One per storage, in the order of allocation."""
     ops = trace.ops
     position = {node: index for index, node in enumerate(ops)}
-    pairs = list(zip(trace.outputs, trace.returned, strict=True))
+    pairs = trace.output_pairs
     returned = {node: out.kind for out, node in pairs if out.kind == "mutation"}  # which a clipped gradient is, too
     returned |= {node: out.kind for out, node in pairs if out.kind != "mutation"}
     handed_over = {entry.name for entry in trace.inputs if entry.kind == "saved"}
@@ -114,7 +114,7 @@ def saved_values(trace: Trace) -> list[Saved]:
 def saved_storages(trace: Trace) -> dict[int, tuple[str, int, dict[fx.Node, None]]]:
     """Storage -> (first value in it that the backward reads or returns, bytes, the backward's ops that read it)."""
     theirs = {memory for node in trace.placeholders for memory in storages(node)}
-    gradients = {node for out, node in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
+    gradients = {node for out, node in trace.output_pairs if out.kind == "gradient"}
     found: dict[int, tuple[str, int, dict[fx.Node, None]]] = {}
     for node in trace.ops:
         readers = [u for u in node.users if u.op == "call_function" and phase(u) == "backward"]

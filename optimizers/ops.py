@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -126,6 +126,25 @@ def reached(starts: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, 
             found[one] = None
             stack += onward(one)
     return found
+
+
+def grouped(members: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The members by their `key`, in the order in which each came first."""
+    groups: dict[Any, list[T]] = {}
+    for one in members:
+        groups.setdefault(key(one), []).append(one)
+    return groups
+
+
+def frozen(value: Any, of: Callable[[fx.Node], Hashable] = lambda node: node) -> Hashable:
+    """An op's arguments as a key, in which `of` stands for each value; `True`, `1.0` and `1`, and both zeros, are others."""
+    if isinstance(value, fx.Node):
+        return of(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(frozen(one, of) for one in value)
+    if isinstance(value, Mapping):
+        return tuple((name, frozen(one, of)) for name, one in sorted(value.items()))
+    return type(value), repr(value) if isinstance(value, (float, complex, slice)) else value
 
 
 def does_work(node: fx.Node) -> bool:

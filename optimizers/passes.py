@@ -21,6 +21,7 @@ from torch import fx
 
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.optimizers.rewrite import mark_overwritten, returned_later
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.optimizers.verify import verify
 
@@ -169,3 +170,29 @@ def _checked(one: Pass, trace: Trace, decide: Decide) -> Trace:
 def final(trace: Trace, records: Sequence[PassRecord]) -> Trace:
     """The trace after the last pass."""
     return records[-1].after if records else trace
+
+
+# --- a pass of sweeps --------------------------------------------------------------------------------------------------
+
+
+def until_settled(trace: Trace, decide: Decide, sweep: Callable[[fx.Graph, Decide], bool]) -> Trace:
+    """A copy of `trace` after as many sweeps as change something, or `trace` itself where none does; equal decisions of later
+    sweeps are told only once."""
+    new, tell, changed = trace.copy(), _once(decide), False
+    mark_overwritten(new)
+    with returned_later(new.graph):
+        while sweep(new.graph, tell):
+            changed = True
+    return new if changed else trace
+
+
+def _once(decide: Decide) -> Decide:
+    """`decide`, but equal decisions of later sweeps are passed on only once."""
+    seen: set[Decision] = set()
+
+    def tell(decision: Decision) -> None:
+        if decision not in seen:
+            seen.add(decision)
+            decide(decision)
+
+    return tell

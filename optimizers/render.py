@@ -24,7 +24,8 @@ from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.facts import once_per_value, tensors_in
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import is_getitem, is_view, op_name
-from tracefuse.optimizers.trace import Input, Origin, Trace, human_bytes, nbytes, origin, tensor_type
+from tracefuse.optimizers.origins import Origin
+from tracefuse.optimizers.trace import Input, Trace, human_bytes, nbytes, origin, tensor_type
 
 INDENT = "    "
 COMMENT_COLUMN = 84
@@ -39,7 +40,7 @@ def render(trace: Trace) -> str:
 def head_lines(trace: Trace) -> list[str]:
     """The signature, then one comment for each input."""
     signature = f"def {trace.name}({', '.join(i.name for i in trace.inputs)}):"
-    comments = (_input_comment(i, p) for i, p in zip(trace.inputs, trace.placeholders, strict=True))
+    comments = (_input_comment(i, p) for i, p in trace.input_pairs)
     return [signature, *(f"{INDENT}# {comment}" for comment in comments)]
 
 

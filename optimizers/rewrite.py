@@ -27,7 +27,6 @@ from torch import fx
 from tracefuse.optimizers.facts import devices, storages, stored_bytes
 from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.ops import behind_views, is_getitem, is_named, is_random, is_returned, is_view, reached
-from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, is_read_late, phase, tensor_type, val
 
 
@@ -71,8 +70,7 @@ def mark_overwritten(trace: Trace) -> None:
 
     For passes, on their own copy, before the first rewrite: rewrites see nodes, and only the signature knows.
     """
-    pairs = zip(trace.outputs, trace.returned, strict=True)
-    named = {out.of for out, value in pairs if out.kind == "mutation" and phase(value) == "forward"}
+    named = {out.of for out, value in trace.output_pairs if out.kind == "mutation" and phase(value) == "forward"}
     inputs = trace.placeholders
     memory = {m for n in inputs if n.name in named for m in storages(n)}
     for node in inputs:
@@ -321,29 +319,3 @@ def _restride_conflict(node: fx.Node, known: dict[fx.Node, Any]) -> str | None:
         if is_random(user):
             return f"the random op {user.name} would fill other strides and so draw other numbers"
     return None
-
-
-# --- telling ----------------------------------------------------------------------------------------------------------
-
-
-def until_settled(trace: Trace, decide: Decide, sweep: Callable[[fx.Graph, Decide], bool]) -> Trace:
-    """A copy of `trace` after as many sweeps as change something, or `trace` itself where none does; equal decisions of later
-    sweeps are told only once."""
-    new, tell, changed = trace.copy(), _once(decide), False
-    mark_overwritten(new)
-    with returned_later(new.graph):
-        while sweep(new.graph, tell):
-            changed = True
-    return new if changed else trace
-
-
-def _once(decide: Decide) -> Decide:
-    """`decide`, but equal decisions of later sweeps are passed on only once."""
-    seen: set[Decision] = set()
-
-    def tell(decision: Decision) -> None:
-        if decision not in seen:
-            seen.add(decision)
-            decide(decision)
-
-    return tell

@@ -25,9 +25,9 @@ from torch import fx
 
 from tracefuse.optimizers.axes import RESHAPES, as_range, permutation
 from tracefuse.optimizers.facts import storage_id
-from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_mutable, is_named, is_random, is_view
-from tracefuse.optimizers.passes import Decide, Decision, attempted
-from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_under_name, replace_value, until_settled
+from tracefuse.optimizers.ops import arguments, aten, frozen, is_getitem, is_mutable, is_named, is_random, is_view
+from tracefuse.optimizers.passes import Decide, Decision, attempted, until_settled
+from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_under_name, replace_value
 from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, nbytes, phase, recomputes, val
 
 
@@ -238,17 +238,7 @@ def expression(node: fx.Node) -> Hashable | None:
     """
     if is_random(node) or is_mutable(node) or recomputes(node):
         return None
-    return phase(node), node.target, _frozen(node.args), _frozen(node.kwargs)
-
-
-def _frozen(arg: Any) -> Hashable:
-    if isinstance(arg, fx.Node):
-        return arg
-    if isinstance(arg, (list, tuple)):
-        return tuple(map(_frozen, arg))
-    if isinstance(arg, dict):
-        return tuple((k, _frozen(v)) for k, v in sorted(arg.items()))
-    return type(arg), arg
+    return phase(node), node.target, frozen(node.args), frozen(node.kwargs)
 
 
 # --- the pass ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
     """The halves; of a whole step those before its update, while a trace that is an update is a first half."""
     backward_ops = [n for n in trace.ops if phase(n) == "backward"]
     front = "update" if trace.ops and all(phase(n) == "update" for n in trace.ops) else "forward"
-    pairs = [pair for pair in zip(trace.outputs, trace.returned, strict=True) if phase(pair[1]) in (front, "backward")]
+    pairs = [pair for pair in trace.output_pairs if phase(pair[1]) in (front, "backward")]
     belongs_back = [out.kind == "gradient" or phase(node) == "backward" for out, node in pairs]
     back_pairs = [p for p, b in zip(pairs, belongs_back, strict=True) if b]
     front_pairs = [p for p, b in zip(pairs, belongs_back, strict=True) if not b]
@@ -63,7 +63,7 @@ def _half(name: str, inputs: _Inputs, ops: list[fx.Node], returned: _Outputs) ->
 
 def handed_over(joint: Trace, update: Trace) -> dict[str, Output]:
     """What a step's update reads of what its joint program returns, by the update's inputs. Both are as captured."""
-    returned = {node.name: out for out, node in zip(joint.outputs, joint.returned, strict=True)}
+    returned = {node.name: out for out, node in joint.output_pairs}
     inputs = {i.name for i in update.inputs}
     written = {out.of: out for name, out in returned.items() if out.kind == "mutation" and name not in inputs}
     made = {i.name: returned[i.name] for i in update.inputs if i.kind in ("gradient", "result")}
@@ -75,8 +75,8 @@ def joined(joint: Trace, update: Trace, handed: Mapping[str, Output]) -> Trace:
     """The whole step as one trace, for those who look at it: forward, backward, update. What the update reads of the joint
     program is as `handed_over` says; of what a pass dropped there, it is an input where it still reads that."""
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
-    inputs = {entry.name: node for entry, node in zip(joint.inputs, joint.placeholders, strict=True)}
-    made = dict(zip(joint.outputs, joint.returned, strict=True))
+    inputs = {entry.name: node for entry, node in joint.input_pairs}
+    made = dict(joint.output_pairs)
     same = {p: made.get(handed[p.name]) if p.name in handed else inputs.get(p.name) for p in update.placeholders}
     own = [p for p in update.placeholders if same[p] is None and (p.users or p.name not in handed)]
     for node in (*joint.placeholders, *own, *joint.ops):
@@ -84,7 +84,7 @@ def joined(joint: Trace, update: Trace, handed: Mapping[str, Output]) -> Trace:
     new |= {p: new[node] for p, node in same.items() if node is not None}
     for node in update.ops:
         new[node] = copy_node(graph, node, new)
-    pairs = [*zip(joint.outputs, joint.returned, strict=True), *zip(update.outputs, update.returned, strict=True)]
+    pairs = [*joint.output_pairs, *update.output_pairs]
     graph.output(tuple(new[node] for _, node in pairs))
     kinds = {entry.name: entry for entry in update.inputs}
     return Trace(graph, (*joint.inputs, *(kinds[p.name] for p in own)), tuple(out for out, _ in pairs))

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from tracefuse.optimizers.facts import once_per_value, share_facts, tensors_in
 from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.ops import does_work, is_getitem, is_mutable, is_random
+from tracefuse.optimizers.origins import NOWHERE, Origin
 
 Phase = Literal["forward", "backward", "update"]
 InputKind = Literal[
@@ -41,58 +42,6 @@ SHORT_DTYPE = {
     torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
 HALVES = (torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a program: `file`, 1-based `line`, enclosing `function`, and the line's own `text`.
-
-    `label` is what a person calls the file: "model.py", "In[3]".
-    """
-
-    file: str
-    line: int
-    function: str
-    text: str
-    label: str = ""
-
-    @property
-    def place(self) -> str:
-        """`In[3]:4`"""
-        return f"{self.label or self.file}:{self.line}"
-
-    def __str__(self) -> str:
-        """`In[3]:4  loss = model(x)`"""
-        return f"{self.place}  {self.text.strip()}"
-
-
-@dataclass(frozen=True)
-class Source(Line):
-    """The innermost line of the user's program, which may stand in an installed library such as transformers: then `called` is
-    the line of the user's project that called it. That does not tell two sources apart."""
-
-    called: Line | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where an op comes from.
-
-    `module` is the dotted path of the innermost `nn.Module` ("h.0.attn", empty outside modules), `module_type` its class,
-    `source` the user's line, `autograd` the autograd node that ran the op ("MulBackward0", empty in the forward), `seq`
-    autograd's sequence number, equal for an op and its forward twin, and `rng` the index of the generator state that a
-    random op drew from when it was captured.
-    """
-
-    module: str = ""
-    module_type: str = ""
-    source: Source | None = None
-    autograd: str = ""
-    seq: int | None = None
-    rng: int | None = None
-
-
-NOWHERE = Origin()
 
 
 @dataclass(frozen=True)
@@ -154,6 +103,16 @@ class Trace:
     def returned(self) -> tuple[fx.Node, ...]:
         """The nodes that are returned, in the order of `outputs`."""
         return tuple(self.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    @property
+    def input_pairs(self) -> list[tuple[Input, fx.Node]]:
+        """What each placeholder is, and the placeholder."""
+        return list(zip(self.inputs, self.placeholders, strict=True))
+
+    @property
+    def output_pairs(self) -> list[tuple[Output, fx.Node]]:
+        """What each value that is returned is, and the value."""
+        return list(zip(self.outputs, self.returned, strict=True))
 
     @property
     def code(self) -> str:

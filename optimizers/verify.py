@@ -72,7 +72,7 @@ def _check_signature(trace: Trace) -> None:
     if len(trace.returned) != len(trace.outputs):
         raise VerifyError(f"the signature has {len(trace.outputs)} outputs, the graph returns {len(trace.returned)}")
     known = set(placeholders)
-    for out, node in zip(trace.outputs, trace.returned, strict=True):
+    for out, node in trace.output_pairs:
         if not isinstance(node, fx.Node):
             raise VerifyError(f"output {out.kind} {out.of!r} is {node!r}, not a value")
         if out.kind in ("gradient", "mutation") and out.of not in known and trace.name in ("step", "update"):

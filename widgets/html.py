@@ -97,18 +97,42 @@ def stored_board(variants: Sequence[Variant], measured: Measured, name: str | No
     return board_record([stand], 0, shown, clock) | {"comparison": None}
 
 
-def write_html(
-    variant: Variant,
-    path: str | Path,
-    name: str | None = "c",
-    payload_of: Callable[[Variant], dict[str, Any]] | None = None,
-    timeline: dict[str, Any] | None = None,
-    board: dict[str, Any] | None = None,
-) -> Path:
-    """Write `to_html(variant, name, payload_of, timeline, board)` to `path`, and return that."""
+def write_html(variant: Variant, path: str | Path, *shown: Any, **more: Any) -> Path:
+    """Write `to_html(variant, *shown, **more)` to `path`, and return that."""
+    return written(to_html(variant, *shown, **more), path)
+
+
+def written(page: str, path: str | Path) -> Path:
+    """Write the text of a page to `path`, and return that."""
     path = Path(path)
-    path.write_text(to_html(variant, name, payload_of, timeline, board), encoding="utf-8")
+    path.write_text(page, encoding="utf-8")
     return path
+
+
+class Page:
+    """What is looked at as a page of its own: a notebook shows it below the cell, `save_html` writes it."""
+
+    height_px = 640
+
+    def __init__(self, shown: Any) -> None:
+        self.shown = shown
+
+    def to_html(self) -> str:
+        """The page. Every string of it is data, never markup."""
+        raise NotImplementedError
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write the page to `path`, and return that."""
+        return written(self.to_html(), path)
+
+    def _repr_html_(self) -> str:
+        style = f"width:100%;height:{self.height_px}px;border:0"
+        return f'<iframe srcdoc="{escape(self.to_html())}" style="{style}"></iframe>'
+
+    def __str__(self) -> str:
+        return str(self.shown)
+
+    __repr__ = __str__
 
 
 def configurations(shown: Config) -> list[Config]:

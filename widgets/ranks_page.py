@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracefuse.text import time_text
+from tracefuse.widgets.html import Page
 
 if TYPE_CHECKING:
     from tracefuse.ranks.rank import Rank
@@ -56,36 +56,20 @@ $heat
 """)
 
 
-class RanksPage:
-    """What `Ranks.explore()` gives: a notebook shows it below the cell; `save_html` writes it."""
+class RanksPage(Page):
+    """What `Ranks.explore()` gives."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    shown: Ranks
 
     def to_html(self) -> str:
-        """The page. Every string of it is data, never markup."""
         legend = "".join(f'<i style="background:{colour}"></i>{name}' for name, colour in _COLOURS.items())
         return _PAGE.substitute(
             legend=legend,
-            picture=_picture(self.ranks),
-            findings=escape(str(self.ranks.findings())),
-            heat=_heat(self.ranks),
-            text=escape(str(self.ranks)),
+            picture=_picture(self.shown),
+            findings=escape(str(self.shown.findings())),
+            heat=_heat(self.shown),
+            text=escape(str(self.shown)),
         )
-
-    def save_html(self, path: str | Path) -> Path:
-        """Write the page to `path`, and return that."""
-        path = Path(path)
-        path.write_text(self.to_html(), encoding="utf-8")
-        return path
-
-    def _repr_html_(self) -> str:
-        return f'<iframe srcdoc="{escape(self.to_html())}" style="width:100%;height:640px;border:0"></iframe>'
-
-    def __str__(self) -> str:
-        return str(self.ranks)
-
-    __repr__ = __str__
 
 
 def _picture(ranks: Ranks) -> str:

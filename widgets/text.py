@@ -10,8 +10,9 @@ from typing import Any
 
 from tracefuse.findings.finding import SEVERITIES, Bar, bars_text
 from tracefuse.measure.timing import Estimate, shown
+from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.tables.folding import OUTSIDE, grouped
+from tracefuse.tables.folding import OUTSIDE
 from tracefuse.text import aligned, figure, time_text
 from tracefuse.widgets.payload.kernels import NOT_MEASURED
 

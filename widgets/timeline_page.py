@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,42 +10,24 @@ from tracefuse.profiling.findings import LOOKED_FOR, diagnose_run
 from tracefuse.profiling.lanes import RunLanes, run_lanes
 from tracefuse.profiling.run import Run
 from tracefuse.timeline.causes import CAUSES
-from tracefuse.widgets.html import page_of
+from tracefuse.widgets.html import Page, page_of
 from tracefuse.widgets.payload.findings import finding_record
 from tracefuse.widgets.payload.timeline import program_record
 
-_HEIGHT_PX = 640
 
+class TimelinePage(Page):
+    """What `RunTimeline.explore()` gives."""
 
-class TimelinePage:
-    """What `RunTimeline.explore()` gives: a notebook shows it below the cell; `save_html` writes it."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    shown: Run
 
     def to_html(self) -> str:
-        """The page."""
-        lanes = run_lanes(self.run)
+        run, lanes = self.shown, run_lanes(self.shown)
         timeline = {
-            "provenance": self.run.provenance,
+            "provenance": run.provenance,
             "causes": CAUSES,
             "programs": [program_record(lanes.program, as_base64=True)],
         }
-        return page_of({"run": run_record(self.run, lanes), "timeline": timeline}, "tracefuse: timeline", str(self.run))
-
-    def save_html(self, path: str | Path) -> Path:
-        """Write the page to `path`, and return that."""
-        path = Path(path)
-        path.write_text(self.to_html(), encoding="utf-8")
-        return path
-
-    def _repr_html_(self) -> str:
-        return f'<iframe srcdoc="{escape(self.to_html())}" style="width:100%;height:{_HEIGHT_PX}px;border:0"></iframe>'
-
-    def __str__(self) -> str:
-        return str(self.run)
-
-    __repr__ = __str__
+        return page_of({"run": run_record(run, lanes), "timeline": timeline}, "tracefuse: timeline", str(run))
 
 
 def run_record(run: Run, lanes: RunLanes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tracefuse.assembly.draws import is_in_engine, merge_repeated
 from tracefuse.assembly.functional import Built
 from tracefuse.assembly.parts import Assembled, Cotangents, Parts, hint
 from tracefuse.optimizers.costs.eager_memory import HELD
-from tracefuse.optimizers.ops import op_name
+from tracefuse.optimizers.ops import op_name, reached
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.recording.calls import Recording, Value
 from tracefuse.recording.roles import Roles
@@ -89,13 +89,9 @@ def _is_callers_choice(node: fx.Node, built: Built, roles: Roles) -> bool:
     if node in results or any(not is_in_engine(user) and (user.users or user in results) for user in node.users):
         return False
     kept = {built.placeholders[v] for v in (*roles.gradients, *built.mutated) if v in built.placeholders}
-    made, left = {node}, [node]
-    while left:
-        read = [] if _READS_NO_NUMBERS.match(op_name(at := left.pop())) else at.all_input_nodes
-        left += [n for n in read if n not in made]
-        made |= set(read)
+    made = reached([node], lambda one: [] if _READS_NO_NUMBERS.match(op_name(one)) else one.all_input_nodes)
     outside = [n for n in made if n.op == "placeholder"]
-    return all(n not in kept and (n is node or set(n.users) <= made) for n in outside)
+    return all(n not in kept and (n is node or n.users.keys() <= made.keys()) for n in outside)
 
 
 def _mark_phases(graph: fx.Graph, cotangents: set[fx.Node], update: set[fx.Node]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.functional import Built
-from tracefuse.optimizers.ops import arguments, is_getitem, is_mutable, is_random
+from tracefuse.optimizers.ops import arguments, frozen, is_getitem, is_mutable, is_random
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import origin, tensors, val
 from tracefuse.recording.operators import default_generator, device_of
@@ -137,7 +137,7 @@ def _mask(node: fx.Node, states: Sequence[torch.Tensor]) -> Hashable | None:
     x, *how = node.args
     given = val(x)  # type: ignore[arg-type]
     layout = (tuple(given.shape), given.stride(), given.storage_offset(), given.dtype)
-    return "mask", _state(node, states), layout, _frozen(how, {})
+    return "mask", _state(node, states), layout, frozen(how)
 
 
 def _computation(node: fx.Node, same: dict[fx.Node, fx.Node], states: Sequence[torch.Tensor]) -> Hashable | None:
@@ -148,7 +148,7 @@ def _computation(node: fx.Node, same: dict[fx.Node, fx.Node], states: Sequence[t
         made = val(node)
         return "uninitialised", tuple(made.shape), tuple(made.stride()), made.dtype, str(made.device)
     state = _state(node, states) if draws(node) else None
-    return state, node.target, _frozen(node.args, same), _frozen(node.kwargs, same)
+    return state, node.target, frozen(node.args, same.__getitem__), frozen(node.kwargs, same.__getitem__)
 
 
 def _state(node: fx.Node, states: Sequence[torch.Tensor]) -> Hashable:
@@ -156,13 +156,3 @@ def _state(node: fx.Node, states: Sequence[torch.Tensor]) -> Hashable:
     index = origin(node).rng
     assert index is not None
     return str(tensors(node)[0].device), states[index].numpy().tobytes()
-
-
-def _frozen(arg: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
-    if isinstance(arg, fx.Node):
-        return same[arg]
-    if isinstance(arg, (list, tuple)):
-        return tuple(_frozen(a, same) for a in arg)
-    if isinstance(arg, dict):
-        return tuple((k, _frozen(v, same)) for k, v in sorted(arg.items()))
-    return type(arg), arg

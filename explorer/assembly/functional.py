@@ -24,7 +24,8 @@ from tracefuse.assembly.through_views import LAID, OF, Emit, Renaming
 from tracefuse.assembly.writes import Lifetimes, arguments_of, drawn_in_order, draws_in_order, functional_twin
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
-from tracefuse.optimizers.trace import NOWHERE, set_origin
+from tracefuse.optimizers.origins import NOWHERE
+from tracefuse.optimizers.trace import set_origin
 from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value, values_in
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, Value
 
 aten = torch.ops.aten

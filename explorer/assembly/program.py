@@ -20,8 +20,9 @@ from tracefuse.assembly.retracing import functionalize
 from tracefuse.assembly.unshown import Dropped, blind_spots, forwards_first, made_elsewhere, unshown, without_gradient
 from tracefuse.collectives.ended import without_collectives
 from tracefuse.errors import CaptureError
+from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.split import handed_over, joined
-from tracefuse.optimizers.trace import Source, Trace, tensors
+from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.calls import Guard, Recording, Value
 from tracefuse.recording.host_reads import Stop

@@ -8,7 +8,7 @@ import torch
 from torch._ops import HigherOrderOperator
 
 from tracefuse.errors import CaptureError
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, Recording, Value
 from tracefuse.recording.frames import is_torchs_or_ours
 

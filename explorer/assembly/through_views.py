@@ -220,21 +220,9 @@ def _same_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
     return emit(view.call.func, new, *view.call.args[1:])
 
 
-def _conjugated_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    return emit(aten._conj_physical.default, new)
-
-
-def _negated_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    return emit(aten.neg.default, new)
-
-
 def _permuted_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
     order = [dim % len(view.parent.shape) for dim in _given(view)["dims"]]
     return emit(aten.permute.default, new, [order.index(dim) for dim in range(len(order))])
-
-
-def _squeezed_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    return emit(aten.squeeze.dim, new, _given(view)["dim"])
 
 
 def _unsqueezed_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
@@ -263,10 +251,6 @@ def _split_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node
     return emit(aten.slice_scatter.default, whole, new, given["dim"], start, end)
 
 
-def _unbound_back(view: View, whole: fx.Node, new: fx.Node, emit: Emit) -> fx.Node:
-    return emit(aten.select_scatter.default, whole, new, _given(view)["dim"], view.index)
-
-
 def _without_defaults(target: Any, given: list[Any]) -> list[Any]:
     schema = target._schema.arguments[2:]
     while given and schema[len(given) - 1].has_default_value() and schema[len(given) - 1].default_value == given[-1]:
@@ -281,15 +265,17 @@ _BACK: dict[Any, Callable[[View, fx.Node, fx.Node, Emit], fx.Node]] = {
     aten.as_strided.default: _scattered(aten.as_strided_scatter.default, "size", "stride", "storage_offset"),
     aten.split.Tensor: _split_back,
     aten.split_with_sizes.default: _split_back,
-    aten.unbind.int: _unbound_back,
+    aten.unbind.int: lambda view, whole, new, emit: emit(
+        aten.select_scatter.default, whole, new, _given(view)["dim"], view.index
+    ),
     aten.view.default: _as_parent,
     aten._unsafe_view.default: _as_parent,
     aten.t.default: _same_back,
     aten.transpose.int: _same_back,
     aten.permute.default: _permuted_back,
-    aten._conj.default: _conjugated_back,
-    aten._neg_view.default: _negated_back,
-    aten.unsqueeze.default: _squeezed_back,
+    aten._conj.default: lambda view, whole, new, emit: emit(aten._conj_physical.default, new),
+    aten._neg_view.default: lambda view, whole, new, emit: emit(aten.neg.default, new),
+    aten.unsqueeze.default: lambda view, whole, new, emit: emit(aten.squeeze.dim, new, _given(view)["dim"]),
     aten.squeeze.dim: _unsqueezed_back,
 }
 """Of each view that can be written through, what puts its new contents back into `whole`, which it is a view of."""

@@ -19,7 +19,8 @@ from tracefuse.assembly.fake_values import alone
 from tracefuse.assembly.refusals import where
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, packet_name, roofline_seconds
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Origin, Source, nbytes, origin, phase, tensor_type
+from tracefuse.optimizers.origins import Origin, Source
+from tracefuse.optimizers.trace import nbytes, origin, phase, tensor_type
 from tracefuse.recording.calls import Call, Recording, Value, is_leaf
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.roles import Roles

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from tracefuse.optimizers.facts import is_dense, span
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, Recording, Value, bound, is_written
 
 aten = torch.ops.aten

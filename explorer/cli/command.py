@@ -54,28 +54,28 @@ COMMANDS = {
     ),
     "timeline": Command(
         "say why the GPUs of a recorded run idle (a trace of torch.profiler), and beside a second one what got slower",
-        "timeline",
+        "reading",
         "show_timeline",
         TIMELINE_OPTIONS,
         files="a Chrome trace of torch.profiler, .json or .json.gz; a second one is compared with the first",
     ),
     "ranks": Command(
         "say which rank of a job made the others wait, and by what (a folder with one trace of each rank)",
-        "ranks",
+        "reading",
         "show_ranks",
         RANKS_OPTIONS,
         files="a folder with one trace of torch.profiler for each rank, or those traces, .json or .json.gz",
     ),
     "overlap": Command(
         "model how long a recorded step would take on a machine of several GPUs, and what of its collectives nothing hides",
-        "overlap",
+        "reading",
         "show_overlap",
         OVERLAP_OPTIONS,
         files=f"one session file ({SESSION}) of a step that one rank recorded: `c.save(path)` writes it",
         more="Times are printed in µs, ms or s, as modelled on that machine; bytes in KiB, MiB or GiB. Without --bucket-mb, "
         "--prefetch, --second-group and --reshard the step is modelled as it was recorded and with several of these choices.",
     ),
-    "passes": Command("list the passes with their options", "passes", "show_passes"),
+    "passes": Command("list the passes with their options", "reading", "show_passes"),
     "cache": Command("show or clear the disk cache of generated kernels", "machine", "show_cache", CACHE_OPTIONS),
     "peaks": Command("print the measured peaks of the GPU or CPU", "machine", "show_peaks", PEAKS_OPTIONS),
 }

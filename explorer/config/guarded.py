@@ -69,7 +69,7 @@ def _other_results(after: Trace, before: Trace) -> str | None:
 
 
 def _signature(trace: Trace) -> Signature:
-    return {out: val(node) for out, node in zip(trace.outputs, trace.returned, strict=True)}
+    return {out: val(node) for out, node in trace.output_pairs}
 
 
 def _described(value: torch.Tensor) -> str:

@@ -59,7 +59,7 @@ def linear_cross_entropy(
             torch.mm(some, weight.t(), out=logits)
         else:
             torch.addmm(bias, some, weight.t(), out=logits)
-        softmax_gradient(logits, target[start:end], factor, losses[start:end], ignore_index, has_gradient, *row_map)
+        softmax_gradient(logits, target[start:end], factor, losses[start:end], ignore_index, has_gradient, row_map)
         if input_wanted:
             torch.mm(logits, weight, out=grad_input[start:end])
         if weight_wanted:
@@ -95,24 +95,12 @@ def add_product(total, sums, left, right, is_first):
         total.addmm_(left, right)
 
 
-def softmax_gradient(
-    logits,
-    target,
-    factor,
-    losses,
-    ignore_index,
-    is_wanted,
-    smoothing=0.0,
-    activation="",
-    inner=1.0,
-    shift=0.0,
-    outer=1.0,
-):
-    """Write each row's loss, and over the logits their gradient times `factor`, if that `is_wanted`."""
+def softmax_gradient(logits, target, factor, losses, ignore_index, is_wanted, row_map):
+    """Write each row's loss, and over the logits their gradient times `factor`, if that `is_wanted`. `row_map` is what
+    smoothes labels and maps logits: (smoothing, activation, inner, shift, outer)."""
     classes = logits.shape[1]
-    row_map = (smoothing, activation, inner, shift, outer)
     if not logits.is_cuda:
-        return softmax_gradient_by_torch(logits, target, factor, losses, ignore_index, is_wanted, *row_map)
+        return softmax_gradient_by_torch(logits, target, factor, losses, ignore_index, is_wanted, row_map)
     block = min(MOST_COLUMNS, triton.next_power_of_2(classes))
     warps = max(4, min(16, block // 512))
     with torch.cuda.device(logits.device):
@@ -122,10 +110,9 @@ def softmax_gradient(
         )  # fmt: skip
 
 
-def softmax_gradient_by_torch(
-    logits, target, factor, losses, ignore_index, is_wanted, smoothing=0.0, activation="", inner=1.0, shift=0.0, outer=1.0
-):  # fmt: skip
+def softmax_gradient_by_torch(logits, target, factor, losses, ignore_index, is_wanted, row_map):
     """What the kernel does, with torch's own ops; it raises where a target is no class."""
+    smoothing, activation, inner, shift, outer = row_map
     wide, slope = mapped_by_torch(logits.to(losses.dtype), activation, inner, shift, outer)
     is_valid = target != ignore_index
     column = torch.where(is_valid, target, 0)[:, None]
@@ -175,8 +162,8 @@ def mapped(x, ACTIVATION: tl.constexpr, INNER: tl.constexpr, SHIFT: tl.constexpr
 @triton.jit
 def softmax_gradient_kernel(
     logits_ptr, target_ptr, factor_ptr, loss_ptr, row_stride, classes, ignore_index, target_stride,
-    IS_WANTED: tl.constexpr, BLOCK: tl.constexpr, SMOOTHING: tl.constexpr = 0.0, ACTIVATION: tl.constexpr = "",
-    INNER: tl.constexpr = 1.0, SHIFT: tl.constexpr = 0.0, OUTER: tl.constexpr = 1.0,
+    IS_WANTED: tl.constexpr, BLOCK: tl.constexpr, SMOOTHING: tl.constexpr, ACTIVATION: tl.constexpr,
+    INNER: tl.constexpr, SHIFT: tl.constexpr, OUTER: tl.constexpr,
 ):  # fmt: skip
     """One program a row: reads it twice, and writes its gradient over it. What lies between two rows is read and overwritten
     too: the mask is that of whole vectors, so that rows of any number of classes are loaded in such."""

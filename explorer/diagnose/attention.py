@@ -13,12 +13,12 @@ import torch
 from torch import fx
 
 from tracefuse.diagnose.attention_forms import Attention, attentions
-from tracefuse.findings.finding import Case, Finding, dtype, names
+from tracefuse.findings.finding import Case, Finding, dtype
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.liveness import saved_values
-from tracefuse.optimizers.ops import does_work, is_getitem, producer
+from tracefuse.optimizers.ops import does_work, grouped, is_getitem, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, phase, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted
 
 _FUSED_OFF = "fused attention"
@@ -32,25 +32,23 @@ def attention_in_single_ops(case: Case) -> Iterator[Finding]:
     for group in grouped(left, lambda one: (line_of(one.softmax), one.call, one.is_math_backend)).values():
         matrices = _matrices(known[one.scores.product.name] for one in group)
         us = case.us([n for n in case.trace.ops if work(n) != "matmul" and _moved(n, matrices)])
-        severity = case.severity(us)
-        if severity is None:
-            continue
         first = group[0]
         shown = known[first.scores.product.name]
         what = "run by the math backend" if first.is_math_backend else "written by hand"
-        yield Finding(
+        yield from case.finding(
             "attention-math-backend" if first.is_math_backend else "attention-by-hand",
-            severity,
+            case.severity(us),
             f"{counted(len(group), 'attention')} {what}: the scores go through memory",
             (
                 ("scores", f"{dtype(shown)} {list(val(first.softmax).shape)}, {human_bytes(nbytes(shown))} each"),
                 ("moved", _halves(case.trace, matrices)),
                 ("kept for the backward", human_bytes(_kept(case.trace, matrices))),
             ),
-            names([n for n in case.trace.ops if n in matrices]),
-            line_of(first.softmax),
+            [n for n in case.trace.ops if n in matrices],
+            first.softmax,
             _why_math(case, first) if first.is_math_backend else _remedy(first),
-            f"at most {case.worth(us)}: what the ops between the matmuls take",
+            us,
+            said="at most {}: what the ops between the matmuls take",
         )
 
 

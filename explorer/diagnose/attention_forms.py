@@ -78,7 +78,7 @@ class Attention:
 
 def attentions(trace: Trace) -> list[Attention]:
     """Every attention of the forward that is made of single ops, and whose probabilities nothing else reads."""
-    returned = {node for node, out in zip(trace.returned, trace.outputs, strict=True) if out.kind != "gradient"}
+    returned = {node for out, node in trace.output_pairs if out.kind != "gradient"}
     found = (_attention(n, trace, returned) for n in trace.ops if phase(n) == "forward")
     return [one for one in found if one is not None]
 

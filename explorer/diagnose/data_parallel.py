@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from tracefuse.assembly.unshown import UNUSED_PARAMETERS
-from tracefuse.findings.finding import Case, Finding, Severity, names, severity_of
+from tracefuse.findings.finding import Case, Finding, Severity, severity_of
 from tracefuse.optimizers.costs.cost import packet_name
 from tracefuse.optimizers.ops import is_getitem, is_view, producer
 from tracefuse.optimizers.overlap.schedule import is_collective, is_of_ranks, reduces_gradients
-from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, tensor_type, val
+from tracefuse.optimizers.trace import human_bytes, nbytes, tensor_type, val
 from tracefuse.text import counted, share_text
 
 _SHOWN = 4
@@ -42,7 +42,8 @@ def reduced_zeros(case: Case) -> Iterator[Finding]:
             left[kind] -= 1
             of_unused.append((node, part))
     if of_unused:
-        yield _zeros(
+        yield from _zeros(
+            case,
             "unused-parameters",
             of_unused,
             [name for name, _ in unused],
@@ -52,7 +53,8 @@ def reduced_zeros(case: Case) -> Iterator[Finding]:
             "reduced, and no step looks for it",
         )
     if of_frozen:
-        yield _zeros(
+        yield from _zeros(
+            case,
             "frozen-parameters-reduced",
             of_frozen,
             frozen,
@@ -68,12 +70,12 @@ def reductions_that_wait(case: Case) -> Iterator[Finding]:
     if not unused or "DistributedDataParallel" not in known or "find_unused_parameters" in known:
         return
     inputs = {entry.name: entry for entry in case.trace.inputs if entry.kind == "parameter"}
-    pairs = zip(case.trace.outputs, case.trace.returned, strict=True)
-    gradients = [(inputs[out.of].source, node) for out, node in pairs if out.kind == "gradient" and out.of in inputs]
+    made = [(out.of, node) for out, node in case.trace.output_pairs if out.kind == "gradient"]
+    gradients = [(inputs[of].source, node) for of, node in made if of in inputs]
     alone = [(name, node) for name, node in gradients if not _is_reduced(node)]
     if not alone:
         return
-    yield Finding(
+    yield from case.finding(
         "unused-parameters",
         "high",
         f"{counted(len(alone), 'gradient')} of {len(gradients)} are never reduced: their buckets wait for "
@@ -82,8 +84,8 @@ def reductions_that_wait(case: Case) -> Iterator[Finding]:
             ("without a gradient", _listed([name for name, _ in unused])),
             ("not reduced", _listed([one for one, _ in alone])),
         ),
-        names([node for _, node in alone]),
-        line_of(alone[0][1]),
+        [node for _, node in alone],
+        alone[0][1],
         "leave out what the forward does not call, or freeze it before `DistributedDataParallel(model)`; where it differs "
         "from step to step, `find_unused_parameters=True`",
         "the ranks train apart, and the next forward raises; where only some ranks lack a gradient, the others wait for ever",
@@ -91,12 +93,18 @@ def reductions_that_wait(case: Case) -> Iterator[Finding]:
 
 
 def _zeros(
-    id_: str, zeros: Sequence[tuple[fx.Node, fx.Node]], named: Sequence[str], whole: int, what: str, fix: str
-) -> Finding:
+    case: Case,
+    id_: str,
+    zeros: Sequence[tuple[fx.Node, fx.Node]],
+    named: Sequence[str],
+    whole: int,
+    what: str,
+    fix: str,
+) -> Iterator[Finding]:
     sent = sum(nbytes(part) for _, part in zeros)
     severity: Severity = severity_of(sent, whole) or "low"
     reductions = list(dict.fromkeys(node for node, _ in zeros))
-    return Finding(
+    yield from case.finding(
         id_,
         "medium" if severity == "high" else severity,
         f"DistributedDataParallel reduces {human_bytes(sent)} of zeros, for {what}",
@@ -104,8 +112,8 @@ def _zeros(
             ("parameters", _listed(named) if named else str(len(zeros))),
             ("of", f"{human_bytes(whole)} in {counted(len(reductions), 'reduction')}"),
         ),
-        names([*reductions, *(part for _, part in zeros)]),
-        line_of(reductions[0]),
+        [*reductions, *(part for _, part in zeros)],
+        reductions[0],
         fix,
         f"{share_text(sent, whole)} of the bytes that are reduced, counted in the trace; what that takes depends on the links",
     )
@@ -120,7 +128,7 @@ def _unused(case: Case) -> list[tuple[str, str]]:
 def _frozen(case: Case) -> dict[str, list[str]]:
     """The frozen parameters that the program reads, by type."""
     found: dict[str, list[str]] = {}
-    for entry, node in zip(case.trace.inputs, case.trace.placeholders, strict=True):
+    for entry, node in case.trace.input_pairs:
         if entry.kind == "parameter" and not entry.trainable:
             found.setdefault(tensor_type(val(node)), []).append(entry.source)
     return found

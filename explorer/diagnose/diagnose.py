@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
+from weakref import WeakKeyDictionary
 
 from tracefuse.config.configuration import Config
+from tracefuse.device.target import chosen
 from tracefuse.diagnose.attention import attention_in_single_ops
 from tracefuse.diagnose.data_parallel import reduced_zeros, reductions_that_wait
 from tracefuse.diagnose.gradients import (
@@ -36,8 +38,10 @@ from tracefuse.findings.ignored import ignored_text, parted
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
 from tracefuse.lint import LINTS
-from tracefuse.measure.op_times import how_to_measure
-from tracefuse.optimizers.passes import Decision, PassRecord
+from tracefuse.measure.op_times import OpTimes, how_to_measure
+from tracefuse.measure.switched import Switched
+from tracefuse.optimizers.costs.datasheets import DataSheet
+from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import origin
 from tracefuse.text import counted
 
@@ -79,6 +83,38 @@ SAID_BY = {
 """By the id of what is said in general those that say it in particular."""
 
 
+_known: WeakKeyDictionary[Switched, tuple[tuple[OpTimes, DataSheet | None], Findings]] = WeakKeyDictionary()
+"""The last findings of each program: toggles ask for those of the captured one again."""
+
+
+def findings(variant: Switched, times: OpTimes, captured: OpTimes) -> Findings:
+    """See `Variant.findings`, whose arguments these are."""
+    ran = _diagnosed(variant.baseline, captured)
+    if variant.config == variant.baseline.config:
+        return ran
+    of_update = () if variant.update is None else variant.update.passes
+    return beside(ran, _diagnosed(variant, times), variant.config, variant.passes, of_update)
+
+
+def _diagnosed(variant: Switched, times: OpTimes) -> Findings:
+    """The findings of this program alone."""
+    asked = times, chosen()
+    if variant not in _known or _known[variant][0] != asked:
+        _known[variant] = asked, diagnose(_case(variant, times))
+    return _known[variant][1]
+
+
+def _case(variant: Switched, times: OpTimes) -> Case:
+    """The program for its detectors. `times` are those of `whole`, which has the ops of the update behind the others."""
+    if variant.update is None:
+        return Case(variant.program, variant.trace, times)
+    # An op that was not timed has no time: that of a model would be of another clock.
+    us, in_whole = times.us, variant.names_in_whole
+    of_update = {name: us[there] for name, there in in_whole.items() if there in us}
+    own = {name: us[name] for name in us.keys() - in_whole.values()}
+    return Case(variant.program, variant.trace, replace(times, us=own), variant.update.trace, of_update)
+
+
 def beside(
     ran: Findings, left: Findings, config: Config, steps: Sequence[PassRecord], of_update: Sequence[PassRecord] = ()
 ) -> Findings:
@@ -113,7 +149,7 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
         return finding
     worth = "; ".join(one.worth for one in still[:MOST_LEFT])
     said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, called, on)}"
-    return replace(finding, mended=said, changes=None, fixes=_other_fixes(finding))
+    return replace(finding, mended=said, changes=None, fixes=_other_fixes(finding), left_kind=still[0].kind)
 
 
 def _other_fixes(finding: Finding) -> tuple[Fix, ...]:
@@ -125,14 +161,11 @@ def _is_same(one: Finding, other: Finding) -> bool:
     return one.source == other.source or not set(one.values).isdisjoint(other.values)
 
 
-def _decisions(steps: Sequence[PassRecord], names: Sequence[str]) -> list[Decision]:
-    return [decision for step in steps if step.name in names for decision in step.decisions]
-
-
 def _why_left(still: Sequence[Finding], steps: Sequence[PassRecord], called: str, on: Sequence[str]) -> str:
     """Why the passes left it, in their own words, and where all their decisions are."""
     values = {value for one in still for value in one.values}
-    reasons = Counter(one.reason for one in _decisions(steps, on) if one.value in values).most_common()
+    told = (one for step in steps if step.name in on for one in step.decisions)
+    reasons = Counter(one.reason for one in told if one.value in values).most_common()
     said = [f"{reason} ({counted(count, 'op')})" for reason, count in reasons[:MOST_REASONS]]
     more = [f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))
     places = [at - len(steps) for at, step in enumerate(steps) if step.name in on]

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import fx
 
 from tracefuse.assembly.unshown import Dropped
-from tracefuse.findings.finding import Case, Finding, names
+from tracefuse.findings.finding import Case, Finding
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
 from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outputs, unread_outputs
-from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, val
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, val
 from tracefuse.text import counted, share_text, time_text
 
 _CHECKPOINT = "CheckpointFunctionBackward"
@@ -69,13 +69,10 @@ def _undemanded(
     cost = frozen_costs(case.trace, sorted(sources)).together
     nodes = [case.trace.node(op) for op in cost.ops]
     us = case.us(nodes)
-    severity = case.severity(us)
-    if severity is None:
-        return
     of = {entry.name for entry in case.trace.inputs if entry.source in sources}
-    pairs = zip(case.trace.outputs, case.trace.returned, strict=True)
-    gradients = [node for out, node in pairs if out.kind == "gradient" and out.of in of]
-    yield Finding(
+    gradients = [node for out, node in case.trace.output_pairs if out.kind == "gradient" and out.of in of]
+    severity = case.severity(us)
+    yield from case.finding(
         name,
         "medium" if severity == "high" and name == "gradient-of-data" else severity,
         title,
@@ -84,10 +81,10 @@ def _undemanded(
             ("only for that", f"{counted(len(nodes), 'op')}, {human_bytes(cost.saved_nbytes)} saved by the forward"),
             ("gradients", human_bytes(cost.gradient_nbytes)),
         ),
-        names(nodes),
-        line_of(max(gradients, key=nbytes)),
+        nodes,
+        max(gradients, key=nbytes),
         fix,
-        case.worth(us),
+        us,
         {"freeze": sorted(sources)},
     )
 
@@ -116,18 +113,17 @@ def never_used(case: Case) -> Iterator[Finding]:
 
 
 def _never_used(case: Case, dropped: Sequence[Dropped], name: str, what: str, fix: str) -> Iterator[Finding]:
+    if not dropped:
+        return
     us = sum(one.modelled_us for one in dropped)
     whole = us + case.step_us
-    severity = case.severity(us, whole)
-    if severity is None:
-        return
     us_of: dict[str, float] = defaultdict(float)
     for one in dropped:
         us_of[one.origin.autograd or one.origin.module or one.op] += one.modelled_us
     largest = max(dropped, key=lambda one: one.modelled_us)
-    yield Finding(
+    yield from case.finding(
         name,
-        severity,
+        case.severity(us, whole),
         f"{counted(len(dropped), 'op')} {what}",
         (
             ("written", human_bytes(sum(one.nbytes for one in dropped))),
@@ -138,6 +134,7 @@ def _never_used(case: Case, dropped: Sequence[Dropped], name: str, what: str, fi
         fix,
         f"{time_text(us)} beside the {time_text(case.step_us)} of what is used, {share_text(us, whole)} of both "
         f"({case.beside_step(f'modelled: roofline of the {H100_SXM_DATASHEET.source}')})",
+        kind="modelled",
     )
 
 
@@ -149,24 +146,22 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
         return
     peaks = roofline_of(case.trace)
     us = 1e6 * sum(unread_seconds(n, peaks) for n in wasteful)
-    severity = case.severity(us)
-    if severity is None:
-        return
     frozen = sorted({source for n in wasteful for source in _frozen_parameters(case.trace, n)})
     computed = sum(output_nbytes(val(n)[i]) for n, unread in wasteful.items() for i in unread)
     whose = ("of", f"{counted(len(frozen), 'frozen parameter')}: {', '.join(frozen[:3])}") if frozen else None
     ops = list(wasteful)
-    yield Finding(
+    yield from case.finding(
         "frozen-weight-gradient" if frozen else "gradient-unread",
-        severity,
+        case.severity(us),
         f"the backward computes {human_bytes(computed)} that nothing reads, in {counted(len(ops), 'op')}",
         tuple(filter(None, (("operators", ", ".join(sorted({str(n.target) for n in ops}))), whose))),
-        names(ops),
-        line_of(case.trace.twins.get(ops[0], ops[0])),
+        ops,
+        case.trace.twins.get(ops[0], ops[0]),
         "`freeze` switches off what the operators can leave out",
         f"at most {time_text(us)} of {time_text(case.step_us)} a step, {share_text(us, case.step_us)} "
         f"({case.beside_step(f'modelled: roofline of the {peaks.source}')})",
         {"freeze": []},
+        kind="modelled",
     )
 
 

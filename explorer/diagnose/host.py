@@ -10,14 +10,14 @@ from dataclasses import replace
 from torch import fx
 
 from tracefuse.diagnose.moves import is_on_gpu
-from tracefuse.findings.finding import Case, Finding, names
-from tracefuse.findings.launching import HOST_US, MEASURED
+from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
+from tracefuse.lint.facts import longest_chain
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
-from tracefuse.optimizers.ops import does_work, producer
+from tracefuse.optimizers.ops import does_work, grouped, producer
 from tracefuse.optimizers.trace import human_bytes, line_of, origin
 from tracefuse.recording.host_reads import COPY, Kind, Stop
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import share_text, time_text
 
 _FIX: dict[Kind, str] = {
@@ -49,7 +49,7 @@ def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
     own = [one for one in _waited(case, on_gpu) if one.read.kind != "constant"]
     own = [one for one in own if not (one.in_backward and one.read.how == COPY)]
     for at, stops in grouped(own, lambda one: str(one.source or "")).items():
-        yield _stop(at, stops, on_gpu)
+        yield from _stop(case, at, stops, on_gpu)
 
 
 def _waited(case: Case, on_gpu: bool) -> list[Stop]:
@@ -62,7 +62,7 @@ def constants_from_the_host(case: Case) -> Iterator[Finding]:
     made = [one for one in _waited(case, on_gpu) if one.read.kind == "constant" and not one.in_backward]
     for at, stops in grouped(made, lambda one: str(one.source or "")).items():
         times = f"{len(stops)} times" if len(stops) > 1 else "once"
-        yield Finding(
+        yield from case.finding(
             "constant-from-host",
             "medium" if on_gpu else "low",
             f"{stops[0].read.how} makes a tensor of Python's numbers {times} a step",
@@ -77,7 +77,7 @@ def constants_from_the_host(case: Case) -> Iterator[Finding]:
         )
 
 
-def _stop(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
+def _stop(case: Case, at: str, stops: Sequence[Stop], on_gpu: bool) -> Iterator[Finding]:
     ways = Counter(stop.read.how for stop in stops)
     times = f"{len(stops)} times" if len(stops) > 1 else "once"
     read = sum(stop.read.nbytes for stop in stops)
@@ -85,11 +85,11 @@ def _stop(at: str, stops: Sequence[Stop], on_gpu: bool) -> Finding:
     evidence += [("bytes", human_bytes(read))] if read else []
     evidence += [("in the backward", str(late))] if (late := sum(s.in_backward for s in stops)) else []
     does, where = ("makes", "") if on_gpu else ("would make", " on a GPU")
-    return Finding(
+    yield from case.finding(
         "host-sync",
         "medium" if on_gpu else "low",
         f"{next(iter(ways))} {does} the host wait {times} a step{where}",
-        tuple(evidence),
+        evidence,
         (),
         at,
         _FIX[stops[0].read.kind],
@@ -128,13 +128,13 @@ def _in_the_update(case: Case) -> Iterator[Finding]:
         return
     for at, ops in grouped([n for n in update.trace.ops if does_work(n) and line_of(n)], line_of).items():
         # An optimizer's first step makes its state, one tensor after the other.
-        small = [n for n in ops if op_class(n) == "pointwise" and not _makes_state(n)]
+        small = [
+            n
+            for n in ops
+            if op_class(n) == "pointwise" and not (not n.all_input_nodes or packet_name(n).endswith("_like"))
+        ]
         fix = _OPTIMIZER if "step(" in at else _LISTS
         yield from _loop(update, small, at, f"one line launches {len(small)} kernels", fix)
-
-
-def _makes_state(node: fx.Node) -> bool:
-    return not node.all_input_nodes or packet_name(node).endswith("_like")
 
 
 def _in_the_forward(case: Case, own: Sequence[fx.Node]) -> Iterator[Finding]:
@@ -148,7 +148,7 @@ def _in_the_forward(case: Case, own: Sequence[fx.Node]) -> Iterator[Finding]:
     there = case if is_on_gpu(case.trace) else replace(case, times=modelled(case.trace))
     forward = [n for n in loops if case.half[n] == "forward"]
     most, *others = Counter(map(line_of, forward)).most_common()
-    fix = _SEQUENCE if _longest_chain(case, set(forward)) >= FEWEST else _INDEPENDENT
+    fix = _SEQUENCE if longest_chain(case.trace, forward) >= FEWEST else _INDEPENDENT
     title = f"a loop launches {len(forward)} kernels in the forward and {len(loops) - len(forward)} in the backward"
     shown = ", ".join(at.partition("  ")[0] for at, _ in others[:LINES])
     yield from _loop(there, loops, most[0], title, fix, *[("also", shown)] * bool(others))
@@ -158,34 +158,26 @@ def _place(node: fx.Node) -> tuple[str, str]:
     return origin(node).module, line_of(node)
 
 
-def _longest_chain(case: Case, nodes: set[fx.Node]) -> int:
-    """The most of `nodes` of which each needs the one before."""
-    chain: dict[fx.Node, int] = {}
-    for node in case.trace.ops:
-        chain[node] = (node in nodes) + max((chain.get(a, 0) for a in node.all_input_nodes), default=0)
-    return max(chain.values(), default=0)
-
-
 def _loop(
     case: Case, nodes: Sequence[fx.Node], at: str, title: str, fix: str, *more: tuple[str, str]
 ) -> Iterator[Finding]:
     kernels_us, launching_us = case.us(nodes), HOST_US * len(nodes)
     waited = launching_us - kernels_us
-    severity = case.severity(waited, case.step_us + waited) if waited > 0 and len(nodes) >= FEWEST else None
-    if severity is None:
+    if len(nodes) < FEWEST:
         return
-    yield Finding(
+    yield from case.finding(
         "loop-of-small-kernels",
-        severity,
+        case.severity(waited, case.step_us + waited),
         f"{title}, of {human_bytes(sum(map(bytes_moved, nodes)) / len(nodes))} each",
         (
             ("kernels take", f"{time_text(kernels_us)} ({case.times.provenance})"),
             ("launching takes", f"{time_text(launching_us)}: {MEASURED}"),
             *more,
         ),
-        names(nodes),
+        nodes,
         at,
         fix,
         f"at most {time_text(waited)} a step, {share_text(waited, case.step_us + waited)}, if the GPU waits for the host "
         "(modelled)",
+        kind="modelled",
     )

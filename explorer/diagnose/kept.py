@@ -17,7 +17,7 @@ from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.budget import Budgeting
 from tracefuse.optimizers.remat.forecast import recompute_seconds
 from tracefuse.optimizers.remat.forward import Forward
-from tracefuse.optimizers.trace import Trace, human_bytes, line_of, phase, recomputes
+from tracefuse.optimizers.trace import Trace, human_bytes, phase, recomputes
 from tracefuse.tables.folding import folded_paths, name_of
 from tracefuse.text import counted, share_text, time_text
 
@@ -70,7 +70,7 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
     folds = folded_paths(case.trace)
     for value in left:
         of[name_of(nodes[value.name], folds)] += value.nbytes
-    yield Finding(
+    yield from case.finding(
         "saved-not-recomputed",
         "low",  # memory may be there to spare, and torch saves what every eager program does
         f"the forward saves {human_bytes(freed)} that the backward could compute again faster than it is stored and loaded",
@@ -82,13 +82,14 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
                 f"{time_text(1e6 * found.kept_s)}; to recompute {time_text(1e6 * found.again_s)}, in kernels (modelled)",
             ),
         ),
-        tuple(value.name for value in left),
-        line_of(nodes[left[0].name]) if left else "",
+        [nodes[value.name] for value in left],
+        nodes[left[0].name] if left else "",
         f"compute {counted(len(found.values), 'value')} again in the backward: `remat` with `fuse` does",
         f"{human_bytes(lower)} of a static peak of forward and backward of {human_bytes(found.peak[0])}, "
         f"{share_text(lower, found.peak[0])}; "
         f"{time_text(spared_us)} a step (modelled: roofline of the {source})",
         {"remat": 1.0, "fuse": True},
+        kind="modelled",
     )
 
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from tracefuse.device.target import chosen, float32_rates
 from tracefuse.diagnose.moves import is_on_gpu
-from tracefuse.findings.finding import Case, Finding, Severity, names
+from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import line_saying
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
@@ -42,13 +42,13 @@ def modes_that_slow(case: Case) -> Iterator[Finding]:
     known = case.program.environment
     for name, remedy in _FLAGS.items():
         if known.get(name) == "on":
-            yield _mode(name, "on", "medium", remedy, [], line_saying(case, _SAID[name]))
+            yield from _mode(case, name, "on", "medium", remedy, [], line_saying(case, _SAID[name]))
     convolutions = (
         [n for n in case.trace.ops if does_work(n) and work(n) == "convolution"] if is_on_gpu(case.trace) else []
     )
     for name, (value, severity, remedy) in _CUDNN.items():
         if convolutions and known.get(name) == value:
-            yield _mode(name, value, severity, remedy, convolutions, line_of(convolutions[0]))
+            yield from _mode(case, name, value, severity, remedy, convolutions, line_of(convolutions[0]))
 
 
 _SAID = {
@@ -68,13 +68,15 @@ _IDS = {
 }
 
 
-def _mode(name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node], at: str) -> Finding:
-    return Finding(
+def _mode(
+    case: Case, name: str, value: str, severity: Severity, remedy: str, ops: Sequence[fx.Node], at: str
+) -> Iterator[Finding]:
+    yield from case.finding(
         _IDS[name],
         severity,
         f"{name} was {value} when the cell ran",
         ((name, value), *([("convolutions", str(len(ops)))] if ops else [])),
-        names(ops),
+        ops,
         at,
         remedy,
         "not known from one run: measure without it",
@@ -96,20 +98,19 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     # The step may be modelled with one rate for matmuls of every dtype.
     whole = case.step_us if is_measured else case.step_us - case.us(ops) + as_fp32
     spared = (case.us(ops) if is_measured else as_fp32) * (1 - as_tf32 / as_fp32)
-    severity = case.severity(spared, whole)
-    if severity is None:
-        return
     slow, fast = (one.flops_rate(torch.float32) / 1e12 for one in peaks)
     source = f"predicted: {case.times.provenance}, rates modelled" if is_measured else "modelled"
-    yield Finding(
+    severity = case.severity(spared, whole)
+    yield from case.finding(
         "tf32-off",
         "medium" if severity == "high" else severity,  # who wants all bits of float32 has it right
         f"{counted(len(ops), 'matmul')} of float32 run without tensor cores: TF32 is off",
         (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),
-        names(ops),
-        line_of(max(ops, key=flops)),
+        ops,
+        max(ops, key=flops),
         '`torch.set_float32_matmul_precision("high")`, if 10 bits of mantissa in the products are enough; or bfloat16',
         f"at most {time_text(spared)} of {time_text(whole)} a step, {share_text(spared, whole)} ({source})",
+        kind="predicted" if is_measured else "modelled",
     )
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.findings.finding import Bar, Case, Finding, Fix, device, names
+from tracefuse.findings.finding import Bar, Case, Finding, Fix, device
+from tracefuse.lint.facts import users_of
 from tracefuse.measure.op_times import Transfer
-from tracefuse.optimizers.ops import behind_views
+from tracefuse.optimizers.ops import behind_views, grouped, reached
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin, tensors, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text
 
 # Bytes per second of a copy from a GPU to pageable host memory: 1.3 GB/s was measured on an H100's host, PCIe 5 allows 55.
@@ -34,16 +35,17 @@ def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
         name = f"`{leaf}`" if leaf else "a value"
         us, worth = _cost(case, [node])
         copy = case.times.transfers.get(node.name)
-        yield Finding(
+        yield from case.finding(
             "cpu-leaf",
             case.severity(us) or "low",
             f"every backward copies the gradient of {name} from {gpu} to the CPU",
             _facts(case, node, leaf, copy),
-            (node.name,),
-            line_of(case.trace.twins.get(node, node)),
+            [node],
+            case.trace.twins.get(node, node),
             f"create {name} on the GPU: pass device=, or make the leaf after moving it; else let the moved tensor be the leaf "
             "and copy its .grad into pinned memory",
             worth,
+            kind="modelled",
             bars=_bars(case, node, copy),
             fixes=_leaf_fixes(leaf, gpu) if leaf else (),
         )
@@ -73,11 +75,11 @@ def _leaf_fixes(leaf: str, gpu: str) -> tuple[Fix, ...]:
     )
 
 
-def _cost(case: Case, nodes: Sequence[fx.Node], is_pinned: bool = False) -> tuple[float, str]:
-    """Microseconds of copies, and what they are worth in words: measured if they were timed, else modelled."""
+def _cost(case: Case, nodes: Sequence[fx.Node], is_pinned: bool = False) -> tuple[float, float | str]:
+    """Microseconds of copies, and what they are worth: the same if they were timed, else in words, modelled."""
     us = case.us(nodes)
     if case.times.is_measured and us > 0:
-        return us, case.worth(us)
+        return us, us
     us = 1e6 * sum(map(nbytes, nodes)) / (PINNED_BYTES_PER_S if is_pinned else PAGEABLE_BYTES_PER_S)
     return us, f"about {time_text(us)} a step ({PINNED if is_pinned else PAGEABLE})"
 
@@ -115,21 +117,22 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
         is_pinned = bool(inputs) and case.program.pinned.issuperset(inputs)
         us, worth = _cost(case, nodes, is_pinned)
         severity = case.severity(us)
-        if severity is not None and is_pinned and _is_data(case, inputs):
-            severity = "low"  # a batch has to come from somewhere
-        if severity is not None:
-            target = str(val(nodes[0]).device)
-            yield Finding(
-                "pageable-copy" if _is_data(case, inputs) and not is_pinned else "moved-each-step",
-                severity,
-                f"every forward moves {human_bytes(moved)} from {device(nodes[0].args[0])} to {target}",
-                (("bytes", human_bytes(moved)), ("copies", str(len(nodes))), *_moves_from(case, inputs)),
-                names(nodes),
-                at,
-                "keep it on the device, or load it into pinned memory and move it with non_blocking=True",
-                f"at most {worth}",
-                fixes=_move_fixes(case, inputs, target) if inputs else (),
-            )
+        if is_pinned and _is_data(case, inputs):
+            severity = severity and "low"  # a batch has to come from somewhere
+        target = str(val(nodes[0]).device)
+        yield from case.finding(
+            "pageable-copy" if _is_data(case, inputs) and not is_pinned else "moved-each-step",
+            severity,
+            f"every forward moves {human_bytes(moved)} from {device(nodes[0].args[0])} to {target}",
+            (("bytes", human_bytes(moved)), ("copies", str(len(nodes))), *_moves_from(case, inputs)),
+            nodes,
+            at,
+            "keep it on the device, or load it into pinned memory and move it with non_blocking=True",
+            worth,
+            said="at most {}",
+            kind="modelled",
+            fixes=_move_fixes(case, inputs, target) if inputs else (),
+        )
 
 
 def _is_data(case: Case, inputs: Sequence[str]) -> bool:
@@ -160,16 +163,9 @@ def is_on_gpu(trace: Trace) -> bool:
 
 def _gradient_of(trace: Trace, node: fx.Node) -> str:
     """The input whose gradient `node` becomes, through views and sums; "" if it becomes none or several."""
-    seen, front, found = set(), [node], set()
-    outputs = {n: out.of for n, out in zip(trace.returned, trace.outputs, strict=True) if out.kind == "gradient"}
-    while front:
-        one = front.pop()
-        if one in outputs:
-            found.add(outputs[one])
-        for user in one.users:
-            if user.op == "call_function" and user not in seen:
-                seen.add(user)
-                front.append(user)
+    outputs = {n: out.of for out, n in trace.output_pairs if out.kind == "gradient"}
+    made = reached([node], users_of)
+    found = {outputs[one] for one in made if one in outputs}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -180,13 +176,13 @@ def casts_beside_moves(case: Case) -> Iterator[Finding]:
     if not casts or not moves:
         return
     largest = max(moves, key=nbytes)
-    yield Finding(
+    yield from case.finding(
         "one-name-two-copies",
         "low",
         f"{counted(len(casts), 'dtype cast')} and {counted(len(moves), 'device move')} are both called {_NODE} in a profile",
         (("casts", _amount(case, casts)), ("device moves", _amount(case, moves)), ("largest move", largest.name)),
-        names([*moves, *casts]),
-        line_of(largest),
+        [*moves, *casts],
+        largest,
         "read them apart here, by their values: what a profile shows under that name is a cast only where no device changes",
         "nothing by itself: it says which of the two to look at",
     )

@@ -8,51 +8,42 @@ import torch
 from torch import fx
 
 from tracefuse.diagnose.retype import only_dtype
-from tracefuse.findings.finding import Case, Finding, Fix, dtype, names
-from tracefuse.lint.facts import parts_of
+from tracefuse.findings.finding import Case, Finding, Fix, dtype
+from tracefuse.lint.facts import parameters_of, parts_of
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
-from tracefuse.optimizers.ops import behind_views, does_work
+from tracefuse.optimizers.ops import behind_views, does_work, grouped
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
 from tracefuse.recording.operators import LOADER
-from tracefuse.tables.folding import folded_paths, grouped, name_of, work
+from tracefuse.tables.folding import folded_paths, name_of, work
 
 
 def casts_of_weights(case: Case) -> Iterator[Finding]:
     """Parameters that are cast in every forward, and their gradients back."""
-    parameters = {
-        node
-        for node, entry in zip(case.trace.placeholders, case.trace.inputs, strict=True)
-        if entry.kind == "parameter"
-    }
-    forward = [n for n in case.trace.ops if work(n) == "cast" and behind_views(n.args[0]) in parameters]
-    gradients = {
-        node for node, out in zip(case.trace.returned, case.trace.outputs, strict=True) if out.kind == "gradient"
-    }
-    backward = (
-        [n for n in case.trace.ops if case.half[n] == "backward" and work(n) == "cast" and n in gradients]
-        if forward
-        else []
-    )
+    parameters = parameters_of(case.trace)
+    casts = [n for n in case.trace.ops if work(n) == "cast"]
+    forward = [n for n in casts if behind_views(n.args[0]) in parameters]  # type: ignore[arg-type]
+    if not forward:
+        return
+    gradients = {node for out, node in case.trace.output_pairs if out.kind == "gradient"}
+    backward = [n for n in casts if case.half[n] == "backward" and n in gradients]
     us = case.us([*forward, *backward])
-    severity = case.severity(us)
-    if severity is not None:
-        cast = dict.fromkeys(behind_views(n.args[0]) for n in forward)  # type: ignore[arg-type]
-        held = tuple(node.name for node in cast if only_dtype(node) != val(node).dtype)
-        yield Finding(
-            "weights-cast-each-step",
-            severity,
-            f"every forward casts {_parameters(len(cast))} from {dtype(forward[0].args[0])} to {dtype(forward[0])}",
-            (
-                ("moved", human_bytes(sum(map(bytes_moved, [*forward, *backward])))),
-                ("casts", f"{len(forward)} in the forward, {len(backward)} of gradients"),
-            ),
-            names([*forward, *backward]),
-            line_of(forward[0]),
-            f"keep the model in {dtype(forward[0])} with a master copy in the optimizer, or cast once for several forwards",
-            case.worth(us),
-            fixes=(Fix("as cast", f"{_parameters(len(held))} held as {dtype(forward[0])}", held),) if held else (),
-        )
+    cast = dict.fromkeys(behind_views(n.args[0]) for n in forward)  # type: ignore[arg-type]
+    held = tuple(node.name for node in cast if only_dtype(node) != val(node).dtype)
+    yield from case.finding(
+        "weights-cast-each-step",
+        case.severity(us),
+        f"every forward casts {_parameters(len(cast))} from {dtype(forward[0].args[0])} to {dtype(forward[0])}",
+        (
+            ("moved", human_bytes(sum(map(bytes_moved, [*forward, *backward])))),
+            ("casts", f"{len(forward)} in the forward, {len(backward)} of gradients"),
+        ),
+        [*forward, *backward],
+        forward[0],
+        f"keep the model in {dtype(forward[0])} with a master copy in the optimizer, or cast once for several forwards",
+        us,
+        fixes=(Fix("as cast", f"{_parameters(len(held))} held as {dtype(forward[0])}", held),) if held else (),
+    )
 
 
 def _parameters(count: int) -> str:
@@ -65,33 +56,33 @@ def concatenations(case: Case) -> Iterator[Finding]:
     cats = [n for n in case.trace.ops if work(n) == "concatenation" and origin(n).module != LOADER[0]]
     empty = [n for n in cats if any(val(part).numel() == 0 for part in parts_of(n))]
     if empty:
-        yield Finding(
+        yield from case.finding(
             "cat-of-nothing",
             "low",
             f"{_count(empty)} {human_bytes(sum(map(nbytes, empty)))} to append an empty tensor",
             (("bytes", human_bytes(sum(map(nbytes, empty)))),),
-            names(empty),
-            line_of(empty[0]),
+            empty,
+            empty[0],
             "leave the empty part out; `cat` does",
-            case.worth(case.us(empty)),
+            case.us(empty),
             {"cat": True},
         )
     for half in ("backward", "forward"):
         nodes = [n for n in cats if case.half[n] == half and n not in empty]
         us = case.us(nodes)
-        if case.severity(us) is not None:
-            copied = human_bytes(sum(map(nbytes, nodes)))
-            yield Finding(
-                f"cat-in-{half}",
-                "low",  # most have to be, and a pass does without: a remark, and no error
-                f"{_count(nodes)} {copied} in the {half}",
-                (("moved", human_bytes(sum(map(bytes_moved, nodes)))), ("the largest", max(nodes, key=nbytes).name)),
-                names(nodes),
-                line_of(nodes[0]),
-                "let the producers write into one buffer: `cat` with `fuse` does",
-                case.worth(us),
-                {"cat": True, "fuse": True},
-            )
+        if not nodes:
+            continue
+        yield from case.finding(
+            f"cat-in-{half}",
+            case.severity(us) and "low",  # most have to be, and a pass does without: a remark, and no error
+            f"{_count(nodes)} {human_bytes(sum(map(nbytes, nodes)))} in the {half}",
+            (("moved", human_bytes(sum(map(bytes_moved, nodes)))), ("the largest", max(nodes, key=nbytes).name)),
+            nodes,
+            nodes[0],
+            "let the producers write into one buffer: `cat` with `fuse` does",
+            us,
+            {"cat": True, "fuse": True},
+        )
 
 
 def _count(cats: Sequence[fx.Node]) -> str:
@@ -113,7 +104,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
         folds = folded_paths(case.trace)
         module, share = _largest_part(case, nodes, lambda n: name_of(n, folds))
         at, _ = _largest_part(case, nodes, line_of)
-        yield Finding(
+        yield from case.finding(
             "unfused-pointwise",
             "low",  # every eager program has some: a remark, and no error
             f"{len(nodes)} pointwise ops and reductions run as kernels of their own",
@@ -122,11 +113,12 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
                 ("in the backward", str(sum(case.half[n] == "backward" for n in nodes))),
                 ("most of it in", f"{module} ({share:.0%})".replace("%", " %")),
             ),
-            names(sorted(nodes, key=lambda n: -case.us([n]))),
+            sorted(nodes, key=lambda n: -case.us([n])),
             at,
             "compute each run of them in one kernel: `fuse` does",
-            f"at most {case.worth(us)}",
+            us,
             {"fuse": True},
+            "at most {}",
         )
 
 
@@ -135,22 +127,20 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     tf32 = case.program.environment.get("tf32") == "True"
     nodes = [n for n in case.trace.ops if _on_tensor_cores(n, tf32) and _odd_width(n)]
     for (width, wide), group in grouped(nodes, _odd_width).items():
-        us = case.us(group)
-        severity = case.severity(us)
-        if severity is not None:
-            multiple = ALIGNED_BYTES // val(group[0]).element_size()
-            yield Finding(
-                "unaligned-matmul",
-                severity,
-                f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {multiple}",
-                (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
-                names(group),
-                line_of(group[0]),
-                f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model (a vocabulary: "
-                f"set vocab_size={wide}; the added classes are never targets)",
-                f"part of {case.worth(us)}",
-                {"pad": True},
-            )
+        us, multiple = case.us(group), ALIGNED_BYTES // val(group[0]).element_size()
+        yield from case.finding(
+            "unaligned-matmul",
+            case.severity(us),
+            f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {multiple}",
+            (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
+            group,
+            group[0],
+            f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model (a vocabulary: "
+            f"set vocab_size={wide}; the added classes are never targets)",
+            us,
+            {"pad": True},
+            "part of {}",
+        )
 
 
 def _on_tensor_cores(node: fx.Node, tf32: bool) -> bool:

@@ -80,8 +80,7 @@ def only_dtype(node: fx.Node) -> torch.dtype:
 
 def conversions_back(trace: Trace, node: fx.Node, place: Place) -> list[fx.Node]:
     """The conversions from `place` whose result is, or on its device is summed up to, the gradient of the input `node`."""
-    outputs = zip(trace.returned, trace.outputs, strict=True)
-    found, front = [], [one for one, out in outputs if (out.kind, out.of) == ("gradient", node.name)]
+    found, front = [], [one for out, one in trace.output_pairs if (out.kind, out.of) == ("gradient", node.name)]
     while front:
         one = front.pop()
         if one.op != "call_function" or phase(one) != "backward" or _place_of(one) in (place, None):

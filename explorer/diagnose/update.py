@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.program import Stepped
-from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Severity, names
+from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Severity
 from tracefuse.optimizers.costs.cost import bytes_moved
-from tracefuse.optimizers.ops import does_work, op_name
+from tracefuse.optimizers.ops import does_work, grouped, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin
 from tracefuse.text import counted, share_text
 
@@ -29,23 +29,22 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
             continue
         us, least, moved = update.us(nodes), _least_bytes(update.trace, nodes), sum(map(bytes_moved, nodes))
         spared_us = us * max(0.0, 1 - least / moved) if moved else 0.0
-        severity = update.severity(spared_us)
-        if severity is None:
-            continue
         by_lists = sum("_foreach_" not in name for name in called) <= len(step.group_of)
         how = "list by list" if by_lists else "tensor by tensor"
-        yield Finding(
+        if not nodes:
+            continue
+        yield from update.finding(
             "optimizer-not-fused",
-            severity,
+            update.severity(spared_us),
             f"{step.kind} computes {how}: {counted(len(nodes), 'op')} for {counted(len(step.group_of), 'parameter')}",
             (
                 ("share", f"{share_text(us, update.step_us)} of the step"),
                 ("moved", f"{human_bytes(moved)}, of which {human_bytes(least)} are what it reads and writes once"),
             ),
-            names(nodes),
-            line_of(nodes[0]),
+            nodes,
+            nodes[0],
             _fix(step, by_lists),
-            update.worth(spared_us),
+            spared_us,
             {"optimizer_step": True},
         )
 
@@ -81,25 +80,22 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     us = case.us(nodes)
     if not us or us < MEDIUM * case.step_us:
         return
-    lines: dict[str, list[fx.Node]] = {}
-    for node in nodes:
-        lines.setdefault(line_of(node), []).append(node)
-    by_time = sorted(lines.items(), key=lambda one: -case.us(one[1]))
+    by_time = sorted(grouped(nodes, line_of).items(), key=lambda one: -case.us(one[1]))
     stepped = case.program.update.stepped if case.program.update is not None else ()
     fused = {origin(n).source for n in nodes if op_name(n).startswith("aten._fused_")}
     is_fused = bool(stepped) and all(step.source in fused for step in stepped)
     kinds = " and ".join(dict.fromkeys(step.kind for step in stepped))
     # Every step has an update: a remark until it is a fifth.
     severity: Severity = "medium" if us >= HIGH * case.step_us and not is_fused else "low"
-    yield Finding(
+    yield from case.finding(
         "update-share",
         severity,
         f"the update{f' of {kinds}' if kinds else ''} takes {share_text(us, case.step_us)} of the step as it ran",
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
-        names(nodes),
+        nodes,
         by_time[0][0],
         "accumulate gradients over more micro-batches, keep less state for each parameter, or switch on the pass "
         "`optimizer_step`, which clips, updates and averages in a few launches",
-        case.worth(us),
+        us,
         {"optimizer_step": True},
     )

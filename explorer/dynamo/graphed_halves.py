@@ -58,9 +58,7 @@ class GraphedHalves(Halves):
         super().__init__(joint, variant)
         front, back = self.variant.forward, self.variant.backward
         self._in_place = frozenset(at for at, i in enumerate(front.inputs) if i.kind in ("parameter", "buffer"))
-        self._cotangents = [
-            val(p) for p, i in zip(back.placeholders, back.inputs, strict=True) if i.kind == "cotangent"
-        ]
+        self._cotangents = [val(p) for i, p in back.input_pairs if i.kind == "cotangent"]
         self._is_differentiated = bool(joint.gradients)
         self._recordings: dict[tuple[int, ...], _LentGraphs] = {}
         self._warned: set[str] = set()

@@ -70,7 +70,7 @@ class Halves:
         kept = {storage for at in self.saved for storage in storages(forward.returned[at])}
         self.read_results = tuple(
             int(out.of.removeprefix(RESULT))
-            for out, node in zip(forward.outputs, forward.returned, strict=True)
+            for out, node in forward.output_pairs
             if out.kind == "result" and out.of.startswith(RESULT) and kept & storages(node).keys()
         )
 

@@ -31,7 +31,8 @@ from torch._functorch._aot_autograd.descriptors import (
 from tracefuse.assembly.names import Names
 from tracefuse.dynamo.joint_refusals import GraphInput, check_graph, number
 from tracefuse.errors import NotSupported
-from tracefuse.optimizers.trace import Input, InputKind, Origin, Output, Phase, Trace, eliminate_dead_code, fake_mode
+from tracefuse.optimizers.origins import Origin
+from tracefuse.optimizers.trace import Input, InputKind, Output, Phase, Trace, eliminate_dead_code, fake_mode
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.frames import noted_source
 

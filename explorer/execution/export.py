@@ -25,8 +25,7 @@ from tracefuse.device.linear_cross_entropy import is_called
 from tracefuse.device.linear_cross_entropy import support as head_support
 from tracefuse.device.packed_attention import support as packing_support
 from tracefuse.errors import ExportError
-from tracefuse.execution.drawn import MAX_INTEGERS, drawn_row
-from tracefuse.execution.indexed import behind_places
+from tracefuse.execution.drawn import MAX_INTEGERS, behind_places, drawn_row
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.own_operators import IMPORT_TORCH, on_copies, register_lines
@@ -139,8 +138,10 @@ def render_boxed(trace: Trace, name: str) -> str:
     if trace.inputs:
         lines.append(f"{INDENT}({', '.join(i.name for i in trace.inputs)},) = {_BOXED}")
         lines.append(f"{INDENT}{_BOXED}.clear()")
-        kinds = zip(trace.inputs, trace.placeholders, strict=True)
-        lines += [f"{INDENT}# {i.name}: {tensor_type(val(p))}  {human_bytes(nbytes(p))}  {i.kind}" for i, p in kinds]
+        lines += [
+            f"{INDENT}# {i.name}: {tensor_type(val(p))}  {human_bytes(nbytes(p))}  {i.kind}"
+            for i, p in trace.input_pairs
+        ]
     return "\n".join([*lines, *_checked_lines(trace)]) + "\n"
 
 
@@ -224,9 +225,7 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
     names = [i.name for i in forward.inputs]
     mutations = {out.of: k for k, out in enumerate(forward.outputs) if out.kind == "mutation"}
     captured = variant.program.forward
-    rows = [
-        f"    {_input_row(i.name, i.source, p)}," for i, p in zip(forward.inputs, forward.placeholders, strict=True)
-    ]
+    rows = [f"    {_input_row(i.name, i.source, p)}," for i, p in forward.input_pairs]
     places = behind_places(variant.program.trace)
     examples = zip(names, variant.program.example_inputs, strict=False)  # behind the inputs come the cotangents
     drawn = [f"    {drawn_row(t, name in places)}," for name, t in examples]

@@ -42,8 +42,7 @@ class _Rewriter:
         self._last_read: dict[fx.Node, int] = {}
         for at, node in enumerate(trace.graph.nodes):
             self._last_read |= dict.fromkeys(map(behind_views, node.all_input_nodes), at)
-        pairs = zip(trace.outputs, trace.returned, strict=True)
-        self._updated = {out.of: node for out, node in pairs if out.kind == "mutation"}
+        self._updated = {out.of: node for out, node in trace.output_pairs if out.kind == "mutation"}
         kinds = {i.name: i.kind for i in trace.inputs}
         self._mine = {p for p in trace.placeholders if p.name in self._updated or kinds[p.name] == "gradient"}
 
@@ -56,8 +55,9 @@ class _Rewriter:
                 self._now[node] = self._held(node, at)
         inputs = {p.name: self._now[p] for p in trace.placeholders}
         self._copy_back(inputs)
-        pairs = zip(trace.outputs, trace.returned, strict=True)
-        self._graph.output(tuple(inputs[out.of] if out.kind == "mutation" else self._now[node] for out, node in pairs))
+        self._graph.output(
+            tuple(inputs[out.of] if out.kind == "mutation" else self._now[node] for out, node in trace.output_pairs)
+        )
         return Trace(self._graph, trace.inputs, trace.outputs, trace.name)
 
     def _held(self, node: fx.Node, at: int) -> Any:

@@ -80,8 +80,7 @@ def _roots(backward: Trace) -> list[str]:
 
 def computed_from_gradients(backward: Trace) -> _Late:
     """What the second half returns or writes beside gradients, and the values: an optimizer's writes, a norm of gradients."""
-    pairs = zip(backward.outputs, backward.returned, strict=True)
-    return [(out, node) for out, node in pairs if out.kind in ("result", "mutation")]
+    return [(out, node) for out, node in backward.output_pairs if out.kind in ("result", "mutation")]
 
 
 def lines_of(late: _Late) -> list[str]:

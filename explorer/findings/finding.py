@@ -17,9 +17,13 @@ from tracefuse.assembly.program import CapturedProgram
 from tracefuse.findings.kinds import KINDS
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Phase, Trace, origin, val
+from tracefuse.optimizers.trace import Phase, Trace, line_of, origin, val
 from tracefuse.tables.halves import halves
 from tracefuse.text import share_text, time_text
+
+# What the host pays to launch an op: `x * 2 + y` takes 14.3 µs (tests/bench/results/launch_h100.json).
+HOST_US = 7.2
+MEASURED = f"the host's {HOST_US} µs per op was measured on an H100's"
 
 Severity = Literal["high", "medium", "low"]
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
@@ -54,7 +58,8 @@ class Fix:
 class Finding:
     """One diagnosis. `id` is its kind, a key of `tracefuse.findings.kinds.KINDS`, `evidence` are pairs of label and figure,
     `values` the names of the ops that it is about, `source` the line of the user's program, `worth` what the fix gains and
-    how that is known, `changes` the options that try it, if a pass can.
+    how that is known, `changes` the options that try it, if a pass can. `kind` is "measured", "predicted" or "modelled", as
+    the time in `worth` is, and "" where it has none; `left_kind` is that of what passes leave.
 
     `bars` are parts of the time of what it is about, one after another: they add up to that. `fixes` are what
     `Variant.try_fix` can measure, the best first. `mended` says which passes of a configuration mend it already and what is
@@ -69,10 +74,12 @@ class Finding:
     fix: str
     worth: str
     changes: dict[str, Any] | None = None
+    kind: str = ""
     bars: tuple[Bar, ...] = ()
     fixes: tuple[Fix, ...] = ()
     mended: str = ""
     is_mended: bool = False
+    left_kind: str = ""
 
     def __post_init__(self) -> None:
         if self.id not in KINDS:
@@ -149,6 +156,31 @@ class Case:
     def us(self, nodes: Sequence[fx.Node]) -> float:
         return sum(self.times.us.get(node.name, 0.0) for node in nodes)
 
+    def finding(
+        self,
+        id: str,
+        severity: Severity | None,
+        title: str,
+        evidence: Sequence[tuple[str, str]],
+        ops: Sequence[fx.Node],
+        at: fx.Node | str,
+        fix: str,
+        worth: float | str,
+        changes: dict[str, Any] | None = None,
+        said: str = "{}",
+        kind: str = "",
+        **more: Any,
+    ) -> Iterator[Finding]:
+        """The finding about `ops`, none without a `severity`. `at` is its line, or the op whose line it is. `worth` is in
+        microseconds of the step, told within `said`, or in words, of which `kind` is that of their time."""
+        if severity is None:
+            return
+        if not isinstance(worth, str):
+            worth, kind = self.worth(worth), self.times.kind
+        source = at if isinstance(at, str) else line_of(at)
+        values, worth = tuple(node.name for node in ops), said.format(worth)
+        yield Finding(id, severity, title, tuple(evidence), values, source, fix, worth, changes, kind=kind, **more)
+
     def severity(self, us: float, of_us: float | None = None) -> Severity | None:
         """By the share of the step, or of `of_us`; None for less than deserves a word."""
         return severity_of(us, self.step_us if of_us is None else of_us)
@@ -183,10 +215,6 @@ def bars_text(bars: Sequence[Bar]) -> str:
     """`wait 3.4 ms | copy @ 1.3 GB/s 506 ms | host 20 ms = 529 ms (measured on …)`"""
     parts = " | ".join(f"{bar.label} {time_text(bar.us)}" for bar in bars)
     return f"{parts} = {time_text(sum(bar.us for bar in bars))} ({bars[0].provenance})"
-
-
-def names(nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-    return tuple(node.name for node in nodes)
 
 
 def device(node: Any) -> str:

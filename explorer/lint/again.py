@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import fx
 
 from tracefuse.device.target import memory_bytes
-from tracefuse.findings.finding import Case, Finding, names
-from tracefuse.findings.launching import HOST_US
+from tracefuse.findings.finding import HOST_US, Case, Finding
 from tracefuse.lint.facts import behind, line_saying, module_and_function, numbering
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.liveness import peak_bytes
-from tracefuse.optimizers.ops import does_work, is_returned, is_view, producer
+from tracefuse.optimizers.ops import does_work, grouped, is_returned, is_view, producer
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text
 
 ALL = 0.9
@@ -40,11 +39,9 @@ def computed_again(case: Case) -> Iterator[Finding]:
         constant = [n for n in group if n in numbers.constants]
         if severity is None and len(constant) >= FEWEST:
             severity = "low" if case.severity(launches) is not None or len(constant) >= 2 * FEWEST else None
-        if severity is None:
-            continue
         last = max(group, key=lambda n: (case.us([n]), nbytes(n)))
         times = max(len(alike[numbers.of[n]]) for n in group)
-        yield Finding(
+        yield from case.finding(
             "computed-again",
             severity,
             f"{counted(len({numbers.of[n] for n in group}), 'value')} of `{where[1]}` are computed {times} times from the "
@@ -54,11 +51,12 @@ def computed_again(case: Case) -> Iterator[Finding]:
                 ("written again", human_bytes(sum(map(nbytes, group)))),
                 ("from", "constants and buffers alone" if len(constant) == len(group) else "the same inputs"),
             ),
-            names(group),
-            line_of(last),
+            group,
+            last,
             "compute it once, before the layers, and hand it to each; `register_buffer` in `__init__` what no input changes",
-            f"{case.worth(us)}; the host launches {len(group)} ops less, {time_text(launches)} (modelled)",
+            us,
             {"simplify": True},
+            f"{{}}; the host launches {len(group)} ops less, {time_text(launches)} (modelled)",
         )
 
 
@@ -73,19 +71,16 @@ def constants_of_each_step(case: Case) -> Iterator[Finding]:
         seen.add(numbers.of[node])
     for where, group in grouped(ops, module_and_function).items():
         us = case.us(group)
-        severity = case.severity(us)
-        if severity is None:
-            continue
         last = max(group, key=lambda n: (case.us([n]), nbytes(n)))
-        yield Finding(
+        yield from case.finding(
             "constant-each-step",
-            severity,
+            case.severity(us),
             f"every step computes {human_bytes(nbytes(last))} of `{where[1]}` from constants alone",
             (("ops", str(len(group))), ("written", human_bytes(sum(map(nbytes, group))))),
-            names(group),
-            line_of(last),
+            group,
+            last,
             "compute it once in `__init__` and keep it: `self.register_buffer(…, persistent=False)`",
-            case.worth(us),
+            us,
             {"fuse": True},
         )
 
@@ -101,15 +96,14 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
     kept = sum(nbytes(of[n]) for n in again)
     peak = peak_bytes(case.trace) + kept
     us = case.us(again)
-    severity = case.severity(us)
     memory = memory_bytes(case.program.environment.get("device"))
-    if severity is None or peak > memory:
+    if peak > memory or not us:
         return
     share = us / case.us(case.own_ops)
     best = max(again, key=lambda n: case.us([n]) / max(nbytes(of[n]), 1))
-    yield Finding(
+    yield from case.finding(
         "checkpoint-not-needed",
-        severity,
+        case.severity(us),
         f"checkpoints compute {'all' if share >= ALL else f'{100 * share:.0f} %'} of the forward again, and the step fits "
         "without them",
         (
@@ -121,11 +115,11 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
             ),
             ("cheapest to keep", f"{packet_name(best)} {human_bytes(nbytes(of[best]))}, {case.timed([best])}"),
         ),
-        names(again),
+        again,
         line_saying(case, _CHECKPOINT, again) or line_of(again[0]),
         "call the layers without `checkpoint`; where memory is short, `create_selective_checkpoint_contexts` keeps the "
         "matmuls and computes pointwise ops again, as does `remat`",
-        case.worth(us),
+        us,
     )
 
 
@@ -153,22 +147,21 @@ def second_backwards(case: Case) -> Iterator[Finding]:
         return
     again = _run_again(case)
     us = case.us(again)
-    severity = case.severity(us)
     sums = _sums(case, again)
-    if severity is None or not sums or _are_used_apart(case, again, sums):
+    if not sums or _are_used_apart(case, again, sums):
         return
-    yield Finding(
+    yield from case.finding(
         "second-backward",
-        severity,
+        case.severity(us),
         f"{counted(case.program.backwards, 'backward')} run through one graph: {counted(len(again), 'op')} run again",
         (
             ("backwards", str(case.program.backwards)),
             ("run again in", ", ".join(dict.fromkeys(origin(n).module or origin(n).autograd for n in again[:3]))),
         ),
-        names(again),
-        line_of(sums[0]),
+        again,
+        sums[0],
         "`(loss_a + loss_b).backward()`: the gradient of a sum is one backward, and needs no `retain_graph=True`",
-        case.worth(us),
+        us,
     )
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding, Severity, dtype, names
-from tracefuse.lint.facts import HALVES, is_explicit_cast, with_backward
+from tracefuse.findings.finding import Case, Finding, Severity, dtype
+from tracefuse.lint.facts import HALVES, is_explicit_cast, parameters_of, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
-from tracefuse.optimizers.ops import behind_views, is_random, producer, readers
+from tracefuse.optimizers.ops import behind_views, grouped, is_random, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted
 
 LONGEST = 8
@@ -33,13 +33,11 @@ def casts_back_and_forth(case: Case) -> Iterator[Finding]:
         # In half precision each op between moves half of its bytes.
         us = case.us(with_backward(case, casts)) + case.us(with_backward(case, between)) / 2
         severity = _capped(case.severity(us), casts)
-        if severity is None:
-            continue
         half = dtype(casts[-1])
         remedy = _REMEDY[kind].format(half=half)
         if is_chain:  # each op more that rounds to half precision loses digits: the casts may be meant
-            severity, remedy = "low", _FUSED
-        yield Finding(
+            severity, remedy = severity and "low", _FUSED
+        yield from case.finding(
             kind,
             severity,
             f"{counted(len(group), 'value')} of {half} cast to float32 and back{_FOR[kind]}",
@@ -48,10 +46,10 @@ def casts_back_and_forth(case: Case) -> Iterator[Finding]:
                 ("moved", human_bytes(sum(map(bytes_moved, [*casts, *between])))),
                 ("asked for by", "the line" if is_explicit_cast(casts[0]) else "autocast"),
             ),
-            names([*casts, *between]),
+            [*casts, *between],
             at,
             remedy,
-            case.worth(us),
+            us,
             {"simplify": True, "fuse": True},
         )
 
@@ -134,24 +132,17 @@ def _capped(severity: Severity | None, casts: Sequence[fx.Node]) -> Severity | N
 
 def casts_done_again(case: Case) -> Iterator[Finding]:
     """A value, no parameter, that several ops cast to one dtype, each for itself: autocast keeps casts of parameters only."""
-    parameters = {
-        node
-        for node, entry in zip(case.trace.placeholders, case.trace.inputs, strict=True)
-        if entry.kind == "parameter"
-    }
+    parameters = parameters_of(case.trace)
     casts = [n for n in case.own_ops if work(n) == "cast" and behind_views(n.args[0]) not in parameters]  # type: ignore[arg-type]
     alike = grouped(casts, lambda n: (behind_views(n.args[0]), val(n).dtype, val(n).shape)).values()  # type: ignore[arg-type]
     again = [group for group in alike if len(group) > 1]
     for at, groups in grouped(again, lambda group: line_of(group[0])).items():
         more = [n for group in groups for n in group[1:]]
         us = case.us(with_backward(case, more))
-        severity = case.severity(us)
-        if severity is None:
-            continue
         first = groups[0][0]
-        yield Finding(
+        yield from case.finding(
             "cast-again",
-            severity,
+            case.severity(us),
             f"{counted(len(groups), 'value')} {'is' if len(groups) == 1 else 'are'} cast to {dtype(first)} "
             f"{len(groups[0])} times each",
             (
@@ -159,10 +150,10 @@ def casts_done_again(case: Case) -> Iterator[Finding]:
                 ("moved", human_bytes(sum(map(bytes_moved, more)))),
                 ("also at", ", ".join(dict.fromkeys(line_of(n).partition("  ")[0] for n in more)) or at),
             ),
-            names(more),
+            more,
             at,
             f"cast it once, before its readers: `x = x.to(torch.{dtype(first)})`; or one matmul for all of them",
-            case.worth(us),
+            us,
             {"simplify": True, "fuse": True},
         )
 
@@ -177,22 +168,19 @@ def logits_in_float32(case: Case) -> Iterator[Finding]:
         us = case.us(with_backward(case, group)) + sum(
             case.us([r]) / 2 for n in group for r in readers(n) if r.op != "output"
         )
-        severity = _capped(case.severity(us), group)
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "logits-in-float32",
-            severity,
+            _capped(case.severity(us), group),
             f"logits of {list(val(group[0]).shape)} are cast to float32 for the loss: {human_bytes(sum(map(nbytes, group)))}",
             (
                 ("moved by the casts", human_bytes(sum(map(bytes_moved, with_backward(case, group))))),
                 ("asked for by", "the line" if is_explicit_cast(group[0]) else "autocast"),
             ),
-            names(group),
+            group,
             at,
             "`F.cross_entropy` of half precision sums in float32 inside: leave `.float()` out; or take the loss of a chunk of "
             "rows at a time, so that the logits are never whole in memory",
-            case.worth(us),
+            us,
             {"decompose": True, "fuse": True},
         )
 
@@ -213,30 +201,29 @@ def _is_of_logits(cast: fx.Node) -> bool:
 def float64_leaks(case: Case) -> Iterator[Finding]:
     """Work in float64 in a program whose parameters are not."""
     kinds = ("parameter", "input")
-    pairs = list(zip(case.trace.placeholders, case.trace.inputs, strict=True))
-    given = [node for node, entry in pairs if entry.kind in kinds and val(node).is_floating_point()]
-    if any(val(n).dtype == torch.float64 for n, entry in pairs if entry.kind == "parameter") or not given:
+    given = [node for entry, node in case.trace.input_pairs if entry.kind in kinds and val(node).is_floating_point()]
+    if any(val(n).dtype == torch.float64 for n in parameters_of(case.trace)) or not given:
         return
     ops = [n for n in case.trace.ops if case.half[n] != "update" and packet_name(n) and val_dtype(n) == torch.float64]
     ops = [n for n in ops if case.us([n]) > 0]
     us = case.us(ops)
-    severity = case.severity(us)
     taken = set(ops)
     own = [n for n in case.own_ops if n in taken]
-    if severity is None or not own:
+    if not own:
         return
     entry = own[0]
-    yield Finding(
+    yield from case.finding(
         "float64-leak",
-        severity,
+        case.severity(us),
         f"{counted(len(ops), 'op')} compute{'s' * (len(ops) == 1)} in float64, though no parameter is: it enters here",
         (
             ("first", packet_name(entry)),
             ("moved", human_bytes(sum(map(bytes_moved, ops)))),
             ("from", ", ".join(dict.fromkeys(dtype(a) for a in entry.all_input_nodes if val_dtype(a))) or "a constant"),
         ),
-        names(ops),
-        line_of(entry),
+        ops,
+        entry,
         "`dtype=torch.float32` where it enters, or `.float()`: arrays of numpy are float64",
-        f"half or more of {case.worth(us)}",
+        us,
+        said="half or more of {}",
     )

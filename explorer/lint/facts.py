@@ -9,7 +9,6 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,10 +19,9 @@ from tracefuse.errors import TracefuseError
 from tracefuse.findings.finding import Case
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
-from tracefuse.optimizers.ops import does_work, is_mutable, is_random, is_view, producer
+from tracefuse.optimizers.ops import does_work, frozen, grouped, is_mutable, is_random, is_view, producer
 from tracefuse.optimizers.trace import Trace, line_of, origin, tensors
 from tracefuse.recording.frames import is_installed
-from tracefuse.tables.folding import grouped
 
 HALVES = (torch.float16, torch.bfloat16)
 _CASTS = re.compile(r"\.(float|double|half|bfloat16|to|type|type_as)\(|dtype\s*=|float32|upcast")
@@ -36,6 +34,11 @@ def with_backward(case: Case, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """The ops, and what autograd ran for them."""
     of = {origin(n).seq for n in nodes} - {None}
     return [*nodes, *(n for n in case.trace.ops if does_work(n) and origin(n).autograd and origin(n).seq in of)]
+
+
+def parameters_of(trace: Trace) -> set[fx.Node]:
+    """The inputs that are parameters."""
+    return {node for entry, node in trace.input_pairs if entry.kind == "parameter"}
 
 
 def ran_in_place(node: fx.Node) -> bool:
@@ -114,7 +117,7 @@ class Numbering:
         written = {out.of for out in trace.outputs if out.kind == "mutation"}
         standing = {i.name for i in trace.inputs if i.kind in _STANDING and i.name not in written}
         same = _equal_buffers(program, standing)
-        for node, entry in zip(trace.placeholders, trace.inputs, strict=True):
+        for entry, node in trace.input_pairs:
             self._give(node, ("input", same.get(entry.name, entry.name)))
             if entry.name in standing:
                 self.constants.add(node)
@@ -125,13 +128,16 @@ class Numbering:
         alone = is_random(node) or is_mutable(node) or ran_in_place(node) or is_allocation(node)
         same = (
             node.target,
-            _key(node.args, self.of),
-            _key(node.kwargs, self.of),
+            frozen(node.args, self._numbered),
+            frozen(node.kwargs, self._numbered),
             self._backward.get(origin(node).seq, ()),
         )
         self._give(node, ("alone", node) if alone else same)
         if not alone and all(a in self.constants for a in node.all_input_nodes):
             self.constants.add(node)
+
+    def _numbered(self, node: fx.Node) -> Hashable:
+        return "value", self.of[node]
 
     def _give(self, node: fx.Node, key: Hashable) -> None:
         self.of[node] = self._known.setdefault(key, len(self._known))
@@ -170,18 +176,6 @@ def _holds_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     if (one.shape, one.dtype, one.device, one.stride()) != (other.shape, other.dtype, other.device, other.stride()):
         return False
     return not one.is_meta and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
-
-
-def _key(argument: Any, of: Mapping[fx.Node, int]) -> Hashable:
-    if isinstance(argument, fx.Node):
-        return "value", of[argument]
-    if isinstance(argument, (tuple, list)):
-        return tuple(_key(one, of) for one in argument)
-    if isinstance(argument, dict):
-        return tuple((name, _key(one, of)) for name, one in argument.items())
-    if isinstance(argument, slice):
-        return str(argument)
-    return type(argument), str(argument)
 
 
 # --- where a change of layout would be noticed ------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding, names
+from tracefuse.findings.finding import Case, Finding
 from tracefuse.lint.facts import behind, ran_in_place, users_of, with_backward
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
-from tracefuse.optimizers.ops import arguments, is_returned, is_view
+from tracefuse.optimizers.ops import arguments, grouped, is_returned, is_view
 from tracefuse.optimizers.rewrite import evaluate
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, share_text, time_text
 
 DEEPEST = 8
@@ -29,23 +29,20 @@ def needless_copies(case: Case) -> Iterator[Finding]:
     copies = [n for n in case.own_ops if packet_name(n) == "clone" and not _is_einsum(n) and _is_needless(n)]
     for at, group in grouped(copies, line_of).items():
         us = case.us(with_backward(case, group))
-        severity = case.severity(us)
-        if severity is None:
-            continue
         how = "`.contiguous()`" if ".contiguous(" in at else "`.clone()`" if ".clone(" in at else "a copy"
-        yield Finding(
+        yield from case.finding(
             "needless-copy",
-            severity,
+            case.severity(us),
             f"{how} copies {human_bytes(sum(map(nbytes, group)))} that its readers could read where it lies",
             (
                 ("copies", str(len(group))),
                 ("moved", human_bytes(sum(map(bytes_moved, group)))),
                 ("read by", ", ".join(dict.fromkeys(work(user) for n in group for user in users_of(n)))),
             ),
-            names(group),
+            group,
             at,
             f"leave out {how}: these ops read any strides",
-            case.worth(us),
+            us,
             {"simplify": True, "fuse": True},
         )
 
@@ -110,23 +107,20 @@ def einsum_copies(case: Case) -> Iterator[Finding]:
         late = [n for n in with_backward(case, group) if n not in group]
         copies = [*group, *(n for n in late if packet_name(n) in ("clone", "copy"))]
         us = case.us(copies)
-        severity = case.severity(us)
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "einsum-copies",
-            severity,
+            case.severity(us),
             f"`einsum` permutes and copies {human_bytes(sum(map(nbytes, group)))} before it multiplies",
             (
                 ("copies", f"{len(group)} in the forward, {len(copies) - len(group)} in the backward"),
                 ("moved", human_bytes(sum(map(bytes_moved, copies)))),
                 ("the largest", f"{list(val(max(group, key=nbytes)).shape)}"),
             ),
-            names(copies),
+            copies,
             at,
             "let the operands lie with the batch dimensions first, the summed one last, and call `torch.matmul`; or order the "
             "letters of `torch.einsum` so that batch dimensions lead in every operand",
-            case.worth(us),
+            us,
         )
 
 
@@ -142,22 +136,19 @@ def repeats(case: Case) -> Iterator[Finding]:
     ops = [n for n in case.own_ops if _repeats(n) and _broadcasts(n)]
     for at, group in grouped(ops, line_of).items():
         us = case.us(with_backward(case, group))
-        severity = case.severity(us)
-        if severity is None:
-            continue
         attends = any("attention" in packet_name(user) for n in group for user in _all_users(n))
         once = sum(touched_bytes(val(n.args[0])) for n in group)  # type: ignore[arg-type]
-        yield Finding(
+        yield from case.finding(
             "repeat-not-expand",
-            severity,
+            case.severity(us),
             f"`repeat` writes {human_bytes(sum(map(nbytes, group)))} of what is {human_bytes(once)} once",
             (("repeats", str(len(group))), ("moved", human_bytes(sum(map(bytes_moved, group))))),
-            names(group),
+            group,
             at,
             "`scaled_dot_product_attention(…, enable_gqa=True)` shares the heads"
             if attends
             else "`expand` shows the same numbers without a copy, and broadcasting needs neither",
-            case.worth(us),
+            us,
             {"fuse": True},
         )
 
@@ -186,25 +177,25 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
     """Convolutions on tensor cores whose input does not lie in channels_last: cuDNN transposes what it reads and writes."""
     every = [n for n in case.own_ops if work(n) == "convolution"]
     ops = [n for n in every if _is_nchw(n)]
+    if not ops:
+        return
     moved = sum(_transposed(n) for n in with_backward(case, ops) if work(n) == "convolution")
     us = 1e6 * moved / roofline_of(case.trace).bytes_per_s
-    severity = case.severity(us, case.step_us + us)
-    if severity is None:
-        return
-    yield Finding(
+    yield from case.finding(
         "not-channels-last",
-        severity,
+        case.severity(us, case.step_us + us),
         f"{counted(len(ops), 'convolution')} of {len(every)} read tensors that do not lie in channels_last",
         (
             ("transposed by cuDNN", f"{human_bytes(moved)} a step"),
             ("the largest", f"{list(val(max(ops, key=nbytes)).shape)}"),
         ),
-        names(ops),
-        line_of(ops[0]),
+        ops,
+        ops[0],
         "`model.to(memory_format=torch.channels_last)` and `x.to(memory_format=torch.channels_last)`, and no op between that "
         "lays it out anew",
         f"about {time_text(us)} beside the {time_text(case.step_us)} that the step takes, "
         f"{share_text(us, case.step_us + us)} of both ({case.beside_step('modelled: two passes over each tensor')})",
+        kind="modelled",
     )
 
 

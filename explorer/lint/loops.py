@@ -8,13 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding, names
-from tracefuse.findings.launching import HOST_US, MEASURED
-from tracefuse.lint.facts import longest_chain, module_and_function, parts_of, with_backward
+from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
+from tracefuse.lint.facts import longest_chain, module_and_function, parts_of, users_of, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
-from tracefuse.optimizers.ops import does_work, is_getitem
+from tracefuse.optimizers.ops import does_work, grouped, is_getitem, reached
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
-from tracefuse.tables.folding import grouped
 from tracefuse.text import counted, time_text
 
 FEWEST = 8
@@ -31,22 +29,20 @@ def loops_over_samples(case: Case) -> Iterator[Finding]:
         every = with_backward(case, ops)
         launches = HOST_US * len(every) * (rounds - 1) / rounds
         waited = launches - case.us(every)
-        severity = case.severity(waited, case.step_us + waited) if waited > 0 else None
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "per-sample-loop",
-            severity,
+            case.severity(waited, case.step_us + waited),
             f"a loop computes the same for each of {rounds} samples of {list(val(base).shape)}",
             (
                 ("ops", f"{len(ops)} in the forward, {len(every) - len(ops)} in the backward"),
                 ("kernels take", f"{time_text(case.us(every))} ({case.times.provenance})"),
                 ("launching takes", f"{time_text(launches)}: {MEASURED}"),
             ),
-            names(ops),
+            ops,
             at,
             "compute it of the whole batch at once; a function of one sample becomes one of a batch by `torch.vmap`",
             f"at most {time_text(waited)} a step, if the GPU waits for the host (modelled)",
+            kind="modelled",
         )
 
 
@@ -103,15 +99,8 @@ def _each_reached(nodes: Iterable[fx.Node], most: int) -> list[set[fx.Node]] | N
 
 def _reached(node: fx.Node) -> Iterator[fx.Node]:
     """What the forward computes of a value."""
-    front, seen = [node], {node}
-    while front:
-        one = front.pop()
-        for user in one.users:
-            if user.op == "call_function" and user not in seen and not origin(user).autograd:
-                seen.add(user)
-                front.append(user)
-                if does_work(user):
-                    yield user
+    found = reached([node], lambda one: (user for user in users_of(one) if not origin(user).autograd))
+    return (one for one in found if one is not node and does_work(one))
 
 
 # --- concatenations ---------------------------------------------------------------------------------------------------
@@ -126,31 +115,24 @@ def growing_concatenations(case: Case) -> Iterator[Finding]:
         extra = chain[:-1]
         us = case.us(with_backward(case, extra))
         launches = HOST_US * len(with_backward(case, extra))
-        severity = case.severity(us) or (case.severity(launches, case.step_us + launches) and "low")
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "cat-in-loop",
-            severity,
+            case.severity(us) or (case.severity(launches, case.step_us + launches) and "low"),
             f"{len(chain)} concatenations copy {human_bytes(sum(map(nbytes, chain)))} to make {human_bytes(nbytes(last))}",
             (
                 ("moved", human_bytes(sum(map(bytes_moved, chain)))),
                 ("launching takes", f"{time_text(launches)} more: {MEASURED}"),
             ),
-            names(chain),
-            line_of(last),
+            chain,
+            last,
             "append to a list in the loop, and call `torch.cat` or `torch.stack` once behind it",
-            case.worth(us),
+            us,
         )
-
-
-def _forward_users(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if user.op == "output" or not origin(user).autograd]
 
 
 def _next_in_chain(cat: fx.Node) -> fx.Node | None:
     """The concatenation of the same line that alone reads this one."""
-    users = _forward_users(cat)
+    users = [user for user in cat.users if user.op == "output" or not origin(user).autograd]
     if len(users) != 1 or users[0].op == "output" or packet_name(users[0]) != "cat":
         return None
     return users[0] if line_of(users[0]) == line_of(cat) else None
@@ -171,35 +153,26 @@ def _chain(last: fx.Node) -> list[fx.Node]:
 def writes_into_views(case: Case) -> Iterator[Finding]:
     """Writes into slices of a tensor with a gradient, whose backward copies the whole gradient for each: `CopySlices`."""
     late = [n for n in case.trace.ops if origin(n).autograd == "CopySlices" and does_work(n)]
-    forward = sorted(
-        (
-            n
-            for n in case.trace.ops
-            if not origin(n).autograd and origin(n).seq is not None and case.half[n] == "forward"
-        ),
-        key=lambda n: origin(n).seq or 0,
-    )
+    own = [n for n in case.trace.ops if not origin(n).autograd and case.half[n] == "forward"]
+    forward = sorted((n for n in own if origin(n).seq is not None), key=lambda n: origin(n).seq or 0)
     wrote = {n: _write_before(n, forward) for n in late}
     for group in grouped(late, lambda n: module_and_function(wrote[n])).values():
         us, at = case.us(group), line_of(wrote[min(group, key=lambda n: origin(wrote[n]).seq or 0)])
         writes = {origin(n).seq for n in group}
-        severity = case.severity(us)
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "write-into-view",
-            severity,
+            case.severity(us),
             f"{counted(len(writes), 'write')} into slices cost{'s' * (len(writes) == 1)} the backward "
             f"{counted(len(group), 'op')}: CopySlices",
             (
                 ("moved in the backward", human_bytes(sum(map(bytes_moved, group)))),
                 ("each write", f"copies a gradient of {human_bytes(max(map(nbytes, group)))} to clear a slice of it"),
             ),
-            names(group),
+            group,
             at,
             "make the whole of its parts, `torch.cat` or `torch.stack`, or `torch.where` for a mask, instead of writing into "
             "`out[…]`",
-            case.worth(us),
+            us,
         )
 
 

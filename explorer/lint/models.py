@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from torch import fx
 
 from tracefuse.assembly.unshown import UNUSED_PARAMETERS
-from tracefuse.findings.finding import Case, Finding, Severity, names
+from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import line_saying, with_backward
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
-from tracefuse.optimizers.ops import arguments, behind_views, is_getitem, producer, readers
+from tracefuse.optimizers.ops import arguments, behind_views, grouped, is_getitem, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted
 
 FEWEST_VALUES = 32
@@ -32,12 +32,12 @@ def batch_norms_of_few(case: Case) -> Iterator[Finding]:
     for at, group in grouped(few, line_of).items():
         least = min(group, key=_per_channel)
         severity: Severity = "medium" if _per_channel(least) <= FEWEST_VALUES else "low"
-        yield Finding(
+        yield from case.finding(
             "batch-norm-few-samples",
             severity,
             f"batch norm takes its statistics of {counted(_samples(least), 'sample')}: {_per_channel(least)} values a channel",
             (("batch norms", f"{len(group)} of {len(norms)}"), ("input", str(list(val(least.args[0]).shape)))),  # type: ignore[arg-type]
-            names(group),
+            group,
             at,
             "`nn.GroupNorm`, or `nn.LayerNorm`, which know no batch; over several GPUs "
             "`nn.SyncBatchNorm.convert_sync_batchnorm(model)`",
@@ -67,17 +67,16 @@ def biases_before_batch_norm(case: Case) -> Iterator[Finding]:
         late = [n for n in with_backward(case, group) if n not in group and work(n) == "convolution"]
         moved = sum(3 * nbytes(n) for n in group) if late else sum(2 * nbytes(n) for n in group)
         us = moved / max(sum(map(bytes_moved, group)), 1) * case.us(group)
-        if case.severity(us) is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "bias-before-batch-norm",
-            "low",
+            case.severity(us) and "low",
             f"the bias of {counted(len(group), 'convolution')} is subtracted by the batch norm behind",
             (("moved", human_bytes(moved)),),
-            names(group),
+            group,
             at,
             "`nn.Conv2d(…, bias=False)` before a batch norm, which has a bias of its own",
-            f"at most {case.worth(us)}",
+            us,
+            said="at most {}",
         )
 
 
@@ -96,20 +95,17 @@ def losses_by_hand(case: Case) -> Iterator[Finding]:
         ops = [n for n, _ in group]
         inner = [producer(behind_views(n.args[0])) for n in ops]  # type: ignore[arg-type]
         us = case.us(with_backward(case, [*ops, *inner])) / 2
-        severity = case.severity(us)
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "log-of-softmax",
-            severity,
+            case.severity(us),
             f"the logarithm of a {name} is computed in two ops, and is minus infinity where the {name} rounds to 0",
             (("moved", human_bytes(sum(map(bytes_moved, [*ops, *inner])))),),
-            names([*inner, *ops]),
+            [*inner, *ops],
             at,
             "`F.cross_entropy(logits, targets)`, or `F.log_softmax`"
             if name == "softmax"
             else "`F.binary_cross_entropy_with_logits(logits, targets)`, or `F.logsigmoid`",
-            case.worth(us),
+            us,
             {"fuse": True},
         )
 
@@ -138,7 +134,7 @@ def searches_for_unused(case: Case) -> Iterator[Finding]:
     without = [entry.source for entry in parameters if entry.name not in of]
     unused = known.get(UNUSED_PARAMETERS, "")
     without = [*dict.fromkeys([*without, *(one.partition(": ")[0] for one in unused.split("; ") if one)])]
-    yield Finding(
+    yield from case.finding(
         "find-unused-parameters",
         "low" if without else "medium",
         "DistributedDataParallel looks for unused parameters in every step"

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding, names
-from tracefuse.findings.launching import HOST_US, MEASURED
+from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
 from tracefuse.lint.facts import behind, longest_chain, with_backward
 from tracefuse.optimizers.costs.alignment import MATMULS, dims_of, factors
 from tracefuse.optimizers.costs.cost import bytes_moved, flops, packet_name
-from tracefuse.optimizers.ops import behind_views, is_getitem, is_view, producer, readers
+from tracefuse.optimizers.ops import behind_views, grouped, is_getitem, is_view, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, origin, val
-from tracefuse.tables.folding import grouped, work
+from tracefuse.tables.folding import work
 from tracefuse.text import counted, time_text
 
 FEWEST = 4
@@ -37,23 +36,20 @@ def chains_in_the_wrong_order(case: Case) -> Iterator[Finding]:
         ops = [n for inner, outer, _ in group for n in (inner, outer)]
         takes, least = sum(map(flops, ops)), sum(pair[2] for pair in group)
         us = case.us(with_backward(case, ops)) * (1 - least / takes)
-        severity = case.severity(us)
-        if severity is None:
-            continue
         inner, outer, _ = group[0]
-        yield Finding(
+        yield from case.finding(
             "matmul-chain-order",
-            severity,
+            case.severity(us),
             f"a chain of matmuls takes {takes / 1e9:.3g} GFLOP, and {least / 1e9:.3g} in the other order",
             (
                 ("as it is", f"{_shapes(inner)}, then {_shapes(outer)}"),
                 ("chains", str(len(group))),
                 ("between them", human_bytes(sum(bytes_moved(pair[0]) for pair in group))),
             ),
-            names(ops),
+            ops,
             at,
             "set the parentheses otherwise, `A @ (B @ C)`; `torch.linalg.multi_dot` finds the best order of matrices",
-            case.worth(us),
+            us,
         )
 
 
@@ -114,22 +110,20 @@ def matmuls_of_one_input(case: Case) -> Iterator[Finding]:
             continue
         read_again = [n for group in groups for n in group[1:]]
         us, launches = _saved_us(case, groups), HOST_US * len(with_backward(case, read_again))
-        severity = case.severity(us) or (case.severity(launches, case.step_us + launches) and "low")
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "heads-apart",
-            severity,
+            case.severity(us) or (case.severity(launches, case.step_us + launches) and "low"),
             f"{len(groups[0])} matmuls multiply one input, by a matrix each",
             (
                 ("each", _shapes(many[0])),
                 ("matmuls", str(len(many))),
                 ("launching takes", f"{time_text(launches)} more: {MEASURED}"),
             ),
-            names(many),
+            many,
             at,
             "one `nn.Linear` as wide as all of them, and `.unflatten(-1, (heads, -1))` behind it",
-            f"{case.worth(us)}, and the host's {time_text(launches)} (modelled) where the GPU waits for it",
+            us,
+            said=f"{{}}, and the host's {time_text(launches)} (modelled) where the GPU waits for it",
         )
 
 
@@ -156,22 +150,20 @@ def stacks_of_small_matmuls(case: Case) -> Iterator[Finding]:
         every = [n for n in with_backward(case, ops) if work(n) == "matmul"]
         launches = HOST_US * (len(every) - 3)
         waited = launches - case.us(every)
-        severity = case.severity(waited, case.step_us + waited) if waited > 0 else None
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "stack-of-matmuls",
-            severity,
+            case.severity(waited, case.step_us + waited),
             f"{len(ops)} small matmuls of one shape run one after the other",
             (
                 ("each", f"{_shapes(ops[0])}, {time_text(case.us(ops) / len(ops))} ({case.times.kind})"),
                 ("launching takes", f"{time_text(launches)}: {MEASURED}"),
             ),
-            names(ops),
+            ops,
             at,
             "hold the matrices as one parameter `[n, …]` and call `torch.bmm` or `torch.baddbmm` once; `torch.vmap` over "
             "`torch.func.stack_module_state` does it to modules",
             f"at most {time_text(waited)} a step, if the GPU waits for the host (modelled)",
+            kind="modelled",
         )
 
 
@@ -195,18 +187,15 @@ def products_with_one_hot(case: Case) -> Iterator[Finding]:
     for at, group in grouped(ops, line_of).items():
         hot = [behind(f, _CONVERSIONS) for n in group for f in factors(n) if _is_one_hot(f)]
         us = case.us(with_backward(case, group)) + case.us(hot)
-        severity = case.severity(us)
-        if severity is None:
-            continue
-        yield Finding(
+        yield from case.finding(
             "one-hot-matmul",
-            severity,
+            case.severity(us),
             f"a matmul by one-hot rows picks rows of {list(val(factors(group[0])[1]).shape)}",
             (("matmuls", str(len(group))), ("one-hot", str(list(val(hot[0]).shape)))),
-            names(group),
+            group,
             at,
             "`F.embedding(indices, weight)`, or `weight[indices]`, reads the rows alone",
-            case.worth(us),
+            us,
         )
 
 
@@ -227,12 +216,12 @@ def inverses(case: Case) -> Iterator[Finding]:
     """An inverse that is only multiplied with."""
     ops = [n for n in case.own_ops if packet_name(n) in ("linalg_inv_ex", "inverse") and _is_multiplied(n)]
     for at, group in grouped(ops, line_of).items():
-        yield Finding(
+        yield from case.finding(
             "inverse-then-matmul",
             "medium",
             f"{counted(len(group), 'inverse')} {'is' if len(group) == 1 else 'are'} computed only to be multiplied with",
             (("of", str(list(val(group[0].args[0]).shape))),),  # type: ignore[arg-type]
-            names(group),
+            group,
             at,
             "`torch.linalg.solve(A, b)`: less work, and fewer digits lost",
             "not modelled: a solve factorises once, an inverse solves for every column",

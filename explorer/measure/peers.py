@@ -191,8 +191,7 @@ def stand_in(variant: Switched, name: str) -> Replays:
 def forward_function(variant: Switched) -> fx.GraphModule:
     """The captured forward as a function of the program's inputs: it returns the results, then new values of buffers."""
     forward = variant.forward.copy()
-    pairs = zip(forward.outputs, forward.returned, strict=True)
-    forward = forward.with_outputs([(out, node) for out, node in pairs if out.kind != "saved"])
+    forward = forward.with_outputs([(out, node) for out, node in forward.output_pairs if out.kind != "saved"])
     eliminate_dead_code(forward.graph)
     return fx.GraphModule(torch.nn.Module(), forward.graph)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from tracefuse.config.configuration import Config
@@ -27,6 +28,8 @@ class Switched(Optimised, Protocol):
     def whole(self) -> Trace: ...
     @property
     def whole_in_place(self) -> Trace: ...
+    @property
+    def names_in_whole(self) -> Mapping[str, str]: ...
     @property
     def update(self) -> Switched | None: ...
     def under(self, config: Config) -> Self: ...

@@ -15,15 +15,14 @@ import numpy as np
 
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import SEVERITIES, Finding, severity_of
+from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.profiling.ddp import searches_for_unused
 from tracefuse.profiling.run import Run
-from tracefuse.profiling.words import LOOKED_FOR, PAGEABLE_WORDS, WORDS, Words
-from tracefuse.tables.folding import grouped
-from tracefuse.text import time_text
+from tracefuse.profiling.words import LOOKED_FOR, PAGEABLE_WORDS, UNUSED, WORDS, Words
+from tracefuse.text import counted, share_text, time_text
 from tracefuse.timeline.causes import HOST, IDLE, IDLING, LONG_NS
 from tracefuse.timeline.host_calls import PAGEABLE, SYNCHRONIZATION, pageable
-from tracefuse.timeline.idle import Idle, Stretch
+from tracefuse.timeline.idle import Idle, Stretch, summed
 from tracefuse.timeline.spans import NONE, Spans
 
 # Ranges that say which step it is, not what is done there.
@@ -48,9 +47,7 @@ def _of_host(run: Run) -> Iterator[Finding]:
     """The findings of a run on a CPU, where operators are the work: what is named as no work, whatever ran in it, and the
     stretches without an operator that can be seen, which are Python's."""
     for cause, pieces in run.named_pieces.items():
-        totals: Counter[int] = Counter()
-        for start, end, at in pieces:
-            totals[at] += end - start
+        totals = summed((at, end - start) for start, end, at in pieces)
         yield from _on_host(run, WORDS[cause], [(ns, *_host_line(run, at)) for at, ns in totals.items()], "takes")
     named = _joined(pieces for found in run.named_pieces.values() for pieces in found)
     stretches = [(a, b) for a, b in named.cut(run.without_operator)[1] if b - a >= LONG_NS]
@@ -68,9 +65,7 @@ def _joined(pieces: Iterable[tuple[int, int, int]]) -> Spans:
 def _host_line(run: Run, at: int) -> tuple[str, str]:
     """What a named stretch is called, and the function of the user's in which it was spent for longest."""
     one = run.host.named[at]
-    totals: Counter[str] = Counter()
-    for line, ns in run.lines.shares(one.thread, one.start_ns, one.end_ns):
-        totals[line] += ns
+    totals = summed(run.lines.shares(one.thread, one.start_ns, one.end_ns))
     return one.name, max(totals, key=totals.__getitem__, default="")
 
 
@@ -124,9 +119,7 @@ def _range(idle: Idle, gap: Stretch) -> str:
 
 def _most(gaps: Iterable[Stretch], key: Callable[[Stretch], str]) -> str:
     """What at least half of the idle time is of by `key`; "" if nothing is."""
-    totals: Counter[str] = Counter()
-    for gap in gaps:
-        totals[key(gap)] += gap.duration_ns
+    totals = summed((key(gap), gap.duration_ns) for gap in gaps)
     ((name, ns),) = totals.most_common(1) or [("", 0)]
     return name if 2 * ns >= totals.total() else ""
 
@@ -197,9 +190,7 @@ def _calls(run: Run, gaps: Iterable[Stretch]) -> list[tuple[str, str]]:
 
 def _longest_by(label: str, gaps: Iterable[Stretch], key: Callable[[Stretch], str], said: str) -> list[tuple[str, str]]:
     """What the idle time is of by `key`, the longest first, unless the title says it."""
-    totals: Counter[str] = Counter()
-    for gap in gaps:
-        totals[key(gap)] += gap.duration_ns
+    totals = summed((key(gap), gap.duration_ns) for gap in gaps)
     longest = [(name, ns) for name, ns in totals.most_common() if name and name not in said][:_MOST]
     return [(label, ", ".join(f"{name} {time_text(ns / 1e3)}" for name, ns in longest))] if longest else []
 
@@ -220,21 +211,48 @@ def _source(run: Run, gaps: Sequence[Stretch]) -> str:
     events = run.recording.events
     called = np.array([gap.call if gap.call != NONE else gap.operator for gap in gaps], np.int64)
     rows = np.flatnonzero((called != NONE) & ~np.isin([gap.cause for gap in gaps], IDLING))
-    totals: Counter[str] = Counter()
-    for at, line in zip(rows.tolist(), run.lines.of_rows(events, called[rows]), strict=True):
-        totals[line] += gaps[at].duration_ns
+    lines = zip(rows.tolist(), run.lines.of_rows(events, called[rows]), strict=True)
+    found = [(line, gaps[at].duration_ns) for at, line in lines]
     for at in set(range(len(gaps))) - set(rows.tolist()):
-        for line, ns in run.lines.shares(gaps[at].thread, gaps[at].start_ns, gaps[at].end_ns):
-            totals[line] += ns
-    return _longest(totals.items())
+        found += run.lines.shares(gaps[at].thread, gaps[at].start_ns, gaps[at].end_ns)
+    return _longest(found)
 
 
 def _longest(found: Iterable[tuple[str, int]]) -> str:
-    totals: Counter[str] = Counter()
-    for line, ns in found:
-        totals[line] += ns
+    totals = summed(found)
     return "; ".join([line for line, ns in totals.most_common(_MOST) if line and ns >= _LEAST * totals.total()])
 
 
 def _share(ns: int, window_ns: int) -> str:
     return f"{time_text(ns / 1e3)} of {time_text(window_ns / 1e3)}, {100 * ns / window_ns:.3g} %"
+
+
+# --- DistributedDataParallel ------------------------------------------------------------------------------------------
+
+SEARCH = "reducer::search_unused_parameters"
+"""The range of a search, which is there only where it is asked for: `RECORD_FUNCTION` in torch's `reducer.cpp`, on 2.13."""
+
+
+def searches_for_unused(run: Run) -> Iterator[Finding]:
+    """Each search is one step's, on the host, before its backward."""
+    events = run.recording.events
+    rows = run.rows[events.named(lambda name: name.endswith(SEARCH))[run.rows]]
+    if not len(rows):
+        return
+    total_ns, window_ns = int(events.duration_ns[rows].sum()), run.window[1] - run.window[0]
+    lines = dict.fromkeys(filter(None, run.lines.of_rows(events, np.asarray(rows))))
+    yield Finding(
+        id=UNUSED,
+        severity=severity_of(total_ns, window_ns) or "low",
+        title=f"DistributedDataParallel looks for unused parameters {counted(len(rows), 'time')}",
+        evidence=(
+            ("on the host", f"{time_text(total_ns / 1e3)}, {time_text(total_ns / 1e3 / len(rows))} each"),
+            ("range", events.name_at(int(rows[0]))),
+        ),
+        values=(),
+        source=next(iter(lines), ""),
+        fix="`DistributedDataParallel(model)` without `find_unused_parameters=True` where every parameter gets a gradient; "
+        "`static_graph=True` where the same ones never do",
+        worth=f"at least {time_text(total_ns / 1e3)} of the host's {time_text(window_ns / 1e3)}, "
+        f"{share_text(total_ns, window_ns)} ({run.provenance}); gradients are then reduced as soon as they are there",
+    )

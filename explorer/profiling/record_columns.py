@@ -195,7 +195,9 @@ class Columns:
                 where = list(self.places)[place]
                 self._aside(str(record.get("cat", "none")), f"a begin without its end, on {where}")
         self._flush()
-        columns = {name: np.concatenate(parts) for name, parts in self.parts.items()} or _no_columns()
+        columns = {name: np.concatenate(parts) for name, parts in self.parts.items()} or {
+            name: np.zeros(0, np.int64) for name in (*_RAW, *_ARGUMENTS)
+        }
         self.parts.clear()
         kinds = [category.casefold() for category in self.categories]
         is_frame = np.array([kind == FRAME for kind in kinds] or [False])[columns["category"]]
@@ -262,10 +264,6 @@ def _correlate(events: Events, pairs: np.ndarray | None) -> None:
 
 def _or(column: np.ndarray, otherwise: Any) -> np.ndarray:
     return np.where(column == ABSENT, otherwise, column)
-
-
-def _no_columns() -> dict[str, np.ndarray]:
-    return {name: np.zeros(0, np.int64) for name in (*_RAW, *_ARGUMENTS)}
 
 
 def _plain(record: Record) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Kineto writes a frame of Python as "folder/file.py(12): function"; the line is w
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -14,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tracefuse.optimizers.ops import grouped
 from tracefuse.profiling.kineto import Records
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.gaps import idle_of_devices, idle_of_streams
 from tracefuse.timeline.host_calls import SYNCHRONIZATION, Host, by_thread
-from tracefuse.timeline.idle import Idle
+from tracefuse.timeline.idle import Idle, summed
 from tracefuse.timeline.spans import NONE, Interval, Nested, Piece
 
 _FRAME = re.compile(r"(?P<file>[^<].*)\((?P<line>\d+)\): (?P<function>.+)")
@@ -106,11 +106,8 @@ class Run:
     def named_pieces(self) -> dict[str, list[Piece]]:
         """Of the window, what the host's ranges and frames name as loading, saving or logging, by cause; the third of each
         is its number in `host.named`."""
-        found: dict[str, list[Piece]] = {}
-        for thread in self.host.named_on.values():
-            for piece in thread.cut([self.window])[0]:
-                found.setdefault(self.host.named[piece[2]].cause, []).append(piece)
-        return found
+        pieces = (piece for thread in self.host.named_on.values() for piece in thread.cut([self.window])[0])
+        return grouped(pieces, lambda piece: self.host.named[piece[2]].cause)
 
     def line_of(self, start_ns: int, end_ns: int) -> str:
         """The function in which a stretch was spent for longest, on whichever thread; "" where none is known."""
@@ -122,15 +119,11 @@ class Run:
         """Every synchronization of the window, by start."""
         events, host = self.recording.events, self.host
         rows = [row for row in self.rows[host.blocks[self.rows] > 0].tolist() if host.cause(row) == SYNCHRONIZATION]
-        idle_ns: dict[int, int] = defaultdict(int)
-        for one in self.idle:
-            for gap in one.stretches:
-                idle_ns[gap.call] += gap.duration_ns if gap.cause == SYNCHRONIZATION else 0
+        gaps = (gap for one in self.idle for gap in one.stretches if gap.cause == SYNCHRONIZATION)
+        idle_ns = summed((gap.call, gap.duration_ns) for gap in gaps)
         lines = self.lines.of_rows(events, np.array(rows, np.int64))
-        return tuple(
-            Wait(events[row], host.operator(row), line, idle_ns.get(row, 0))
-            for row, line in zip(rows, lines, strict=True)
-        )
+        waited = zip(rows, lines, strict=True)
+        return tuple(Wait(events[row], host.operator(row), line, idle_ns[row]) for row, line in waited)
 
 
 # --- lines of Python --------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracefuse.errors import TraceFileError
+from tracefuse.optimizers.ops import grouped
 from tracefuse.profiling.kineto import recorded_in
 from tracefuse.profiling.run import Run, Wait
-from tracefuse.tables.folding import grouped
 from tracefuse.text import aligned, share, time_text
 from tracefuse.timeline.causes import CAUSES
 from tracefuse.timeline.columns import Events

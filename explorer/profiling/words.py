@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracefuse.findings.kinds import KINDS
-from tracefuse.profiling.ddp import UNUSED
 from tracefuse.timeline.causes import HOST, IDLE
 from tracefuse.timeline.host_calls import ALLOCATION, LOADING, SLOW_LAUNCH, SYNCHRONIZATION
 from tracefuse.timeline.named import CHECKPOINT, LOADER, LOGGING
+
+UNUSED = "find-unused-parameters"
 
 
 class Words(NamedTuple):

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from tracefuse.distributed.received import Received
-from tracefuse.optimizers.trace import Origin, Source
+from tracefuse.optimizers.origins import Origin, Source
 from tracefuse.recording.host_reads import Stop
 
 aten = torch.ops.aten
@@ -234,12 +234,13 @@ def bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> It
 
 @dataclass(slots=True)
 class Guard:
-    """A Python value that the program took from a tensor (`.item()`, `bool(t)`); the trace holds for this value only.
+    """A Python value that the program took from a tensor (`.item()`, `bool(t)`); the trace holds for this value only, of
+    which a session file has the text where it is no number.
     `in_optimizer`: an optimizer's `step` read it. `in_update`: only the update did, in its optimizer or of the gradients.
     `decides`: an update may be made for it: an optimizer read it, or it is a count or says whether gradients are finite."""
 
     op: str
-    value: Any
+    value: bool | int | float | str | None
     source: Source | None
     in_optimizer: bool = False
     in_update: bool = False

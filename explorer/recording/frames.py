@@ -20,7 +20,7 @@ from types import CodeType, FrameType, TracebackType
 import torch
 from torch import fx
 
-from tracefuse.optimizers.trace import Line, Source
+from tracefuse.optimizers.origins import Line, Source
 
 _LIBRARIES = tuple(
     os.path.join(os.path.dirname(found.origin), within)

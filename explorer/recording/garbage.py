@@ -9,35 +9,30 @@ object of the process, most of them torch's own. So while a recorder is entered,
 from __future__ import annotations
 
 import gc
-import threading
 from typing import ClassVar
 
+from tracefuse.recording.shield import Attached
 
-class SetAside:
+
+class SetAside(Attached[None]):
     """Objects that were there when the first recorder was entered, until the last one is left."""
 
-    _lock = threading.Lock()
-    _entered: ClassVar[int] = 0
     _is_ours: ClassVar[bool] = False
 
     @classmethod
-    def enter(cls) -> None:
-        with cls._lock:
-            if cls._entered == 0:
-                cls._is_ours = gc.get_freeze_count() == 0
-                if cls._is_ours:  # else the program set objects aside by itself, and may want them to stay there
-                    gc.freeze()
-                    gc.collect = _collect_all
-            cls._entered += 1
+    def _put_on(cls) -> None:
+        cls._is_ours = gc.get_freeze_count() == 0
+        if cls._is_ours:  # else the program set objects aside by itself, and may want them to stay there
+            gc.freeze()
+            gc.collect = _collect_all
 
     @classmethod
-    def leave(cls) -> None:
-        with cls._lock:
-            cls._entered -= 1
-            if cls._entered == 0 and cls._is_ours:
-                if gc.collect is _collect_all:
-                    gc.collect = _collect
-                gc.unfreeze()
+    def _take_off(cls) -> None:
+        if cls._is_ours:
+            if gc.collect is _collect_all:
+                gc.collect = _collect
+            gc.unfreeze()
+            cls._is_ours = False
 
 
 _collect = gc.collect

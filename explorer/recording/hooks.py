@@ -28,7 +28,7 @@ from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.namespace import named_arguments, owners_of_methods
-from tracefuse.recording.shield import Shield, shielded
+from tracefuse.recording.shield import Attached, Shield, shielded
 
 _DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
 
@@ -40,27 +40,20 @@ class Backwards(Protocol):
     def backward_ended(self, inputs: Any, found: Any) -> None: ...
 
 
-class BackwardHook:
-    """Tells its listeners where a backward starts and ends; in place while there is one."""
+class BackwardHook(Attached[Backwards]):
+    """Tells its listeners where a backward starts and ends."""
 
-    _lock = threading.Lock()
-    _listeners: ClassVar[list[Backwards]] = []
     _engine: ClassVar[Any] = None
 
     @classmethod
-    def enter(cls, listener: Backwards) -> None:
-        with cls._lock:
-            if not cls._listeners:
-                cls._engine = torch.autograd._engine_run_backward
-                torch.autograd._engine_run_backward = cls._run
-            cls._listeners = [*cls._listeners, listener]
+    def _put_on(cls) -> None:
+        cls._engine = torch.autograd._engine_run_backward
+        torch.autograd._engine_run_backward = cls._run
 
     @classmethod
-    def leave(cls, listener: Backwards) -> None:
-        with cls._lock:
-            cls._listeners = [one for one in cls._listeners if one is not listener]
-            if not cls._listeners:
-                torch.autograd._engine_run_backward = cls._engine
+    def _take_off(cls) -> None:
+        if cls._engine is not None:
+            torch.autograd._engine_run_backward = cls._engine
 
     @classmethod
     def _run(cls, outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,30 +75,21 @@ class Optimizers(Protocol):
     def update_ended(self, optimizer: torch.optim.Optimizer) -> None: ...
 
 
-class OptimizerHook:
+class OptimizerHook(Attached[Optimizers]):
     """Tells its listeners where any optimizer's step starts and ends, on whatever thread. A listener may come and go while it
     is told: torch's own hooks, which may not meanwhile, are in place while there is one."""
 
-    _lock = threading.Lock()
-    _listeners: ClassVar[list[Optimizers]] = []
     _hooks: ClassVar[list[Any]] = []
 
     @classmethod
-    def enter(cls, listener: Optimizers) -> None:
-        with cls._lock:
-            if not cls._listeners:
-                cls._hooks = [
-                    register_optimizer_step_pre_hook(cls._starts),
-                    register_optimizer_step_post_hook(cls._ended),
-                ]
-            cls._listeners = [*cls._listeners, listener]
+    def _put_on(cls) -> None:
+        cls._hooks.append(register_optimizer_step_pre_hook(cls._starts))
+        cls._hooks.append(register_optimizer_step_post_hook(cls._ended))
 
     @classmethod
-    def leave(cls, listener: Optimizers) -> None:
-        with cls._lock:
-            cls._listeners = [one for one in cls._listeners if one is not listener]
-            while cls._hooks and not cls._listeners:
-                cls._hooks.pop().remove()
+    def _take_off(cls) -> None:
+        while cls._hooks:
+            cls._hooks.pop().remove()
 
     @classmethod
     def _starts(cls, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -277,39 +261,19 @@ class Witness(Protocol):
     def done(self) -> None: ...
 
 
-class LaunchHook:
-    """Tells its witnesses of every such deed; in place while there is one."""
+class LaunchHook(Attached[Witness]):
+    """Tells its witnesses of every such deed."""
 
-    _lock = threading.Lock()
-    _witnesses: ClassVar[list[Witness]] = []
     _wrapped: ClassVar[list[tuple[type, str, Any]]] = []
 
     @classmethod
-    def enter(cls, witness: Witness) -> None:
-        with cls._lock:
-            if not cls._witnesses:
-                try:
-                    cls._wrap_all()
-                except BaseException:
-                    cls._unwrap_all()
-                    raise
-            cls._witnesses = [*cls._witnesses, witness]
-
-    @classmethod
-    def leave(cls, witness: Witness) -> None:
-        with cls._lock:
-            cls._witnesses = [one for one in cls._witnesses if one is not witness]
-            if not cls._witnesses:
-                cls._unwrap_all()
-
-    @classmethod
-    def _wrap_all(cls) -> None:
+    def _put_on(cls) -> None:
         has_kernels = "triton" in sys.modules or torch.cuda.is_available()
         for module, name, method, told in (*_STORAGES, *(_KERNELS if has_kernels else ())):
             cls._wrap(getattr(importlib.import_module(module), name), method, told)
 
     @classmethod
-    def _unwrap_all(cls) -> None:
+    def _take_off(cls) -> None:
         while cls._wrapped:
             kind, method, own = cls._wrapped.pop()
             delattr(kind, method) if own is None else setattr(kind, method, own)
@@ -320,7 +284,7 @@ class LaunchHook:
 
         @functools.wraps(run)
         def tell_and_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            witnesses = cls._witnesses
+            witnesses = cls._listeners
             for witness in witnesses:
                 getattr(witness, told)(self, *args, **kwargs)
             try:

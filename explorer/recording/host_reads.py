@@ -31,9 +31,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.frames import is_called_by
-from tracefuse.recording.shield import Shield
+from tracefuse.recording.shield import Attached, Shield
 
 aten = torch.ops.aten
 Kind = Literal["number", "shape", "copy", "print", "constant"]
@@ -95,41 +95,21 @@ class Listener:
         raise NotImplementedError
 
 
-class Methods:
+class Methods(Attached[None]):
     """The wrapped methods of `torch.Tensor`, in place while any listener is entered."""
 
-    _lock = threading.Lock()
-    _entered: ClassVar[int] = 0
     _inherited: ClassVar[dict[str, Any]] = {}
     _current = threading.local()
 
     @classmethod
-    def enter(cls) -> None:
-        with cls._lock:
-            if cls._entered == 0:
-                try:
-                    cls._wrap_all()
-                except BaseException:
-                    cls._unwrap_all()
-                    raise
-            cls._entered += 1
-
-    @classmethod
-    def leave(cls) -> None:
-        with cls._lock:
-            cls._entered -= 1
-            if cls._entered == 0:
-                cls._unwrap_all()
-
-    @classmethod
-    def _wrap_all(cls) -> None:
+    def _put_on(cls) -> None:
         for name in (*_METHODS, *_UNSEEN):
             own, wrapped = vars(torch.Tensor).get(name), cls._wrapped(name, getattr(torch.Tensor, name))
             setattr(torch.Tensor, name, wrapped)
             cls._inherited[name] = own
 
     @classmethod
-    def _unwrap_all(cls) -> None:
+    def _take_off(cls) -> None:
         while cls._inherited:
             name, own = cls._inherited.popitem()
             delattr(torch.Tensor, name) if own is None else setattr(torch.Tensor, name, own)

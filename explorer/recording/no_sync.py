@@ -19,7 +19,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracefuse.errors import SyncError
-from tracefuse.optimizers.trace import Source, human_bytes
+from tracefuse.optimizers.origins import Source
+from tracefuse.optimizers.trace import human_bytes
 from tracefuse.recording.frames import source_of, user_source
 from tracefuse.recording.host_reads import HostRead, Listener, Methods, read_by
 from tracefuse.recording.shield import Shield, shielded

@@ -17,7 +17,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves
 
 from tracefuse.distributed.groups import NAMESPACES
-from tracefuse.optimizers.trace import Origin
+from tracefuse.optimizers.origins import Origin
 from tracefuse.recording.calls import BATCH_NORMS, is_in_engine, is_written
 from tracefuse.recording.frames import is_loading, user_source
 from tracefuse.recording.hooks import ModuleStack

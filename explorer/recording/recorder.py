@@ -29,7 +29,7 @@ from tracefuse.distributed.schemas import is_wait, kind_of_exchange, received
 from tracefuse.distributed.sharded import is_any_sharded, is_placing, local_of
 from tracefuse.distributed.waits import WaitHook
 from tracefuse.errors import CollectiveOrderError
-from tracefuse.optimizers.trace import Origin
+from tracefuse.optimizers.origins import Origin
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
 from tracefuse.recording.frames import is_loading, user_source
 from tracefuse.recording.garbage import SetAside

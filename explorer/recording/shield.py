@@ -8,11 +8,12 @@ run out.
 from __future__ import annotations
 
 import functools
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -87,6 +88,45 @@ class Shield:
 def _let_pass(error: Exception) -> None:
     if isinstance(error, _PASSED_ON):
         raise error
+
+
+L = TypeVar("L")
+
+
+class Attached(Generic[L]):
+    """What is put on torch, or on Python, when the first who listens enters, and taken off when the last one leaves."""
+
+    _lock = threading.RLock()
+    _listeners: ClassVar[list[Any]] = []
+
+    @classmethod
+    def _put_on(cls) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def _take_off(cls) -> None:
+        """Also called where `_put_on` fails half way."""
+        raise NotImplementedError
+
+    @classmethod
+    def enter(cls, listener: L | None = None) -> None:
+        with cls._lock:
+            if not cls._listeners:
+                try:
+                    cls._put_on()
+                except BaseException:
+                    cls._take_off()
+                    raise
+            cls._listeners = [*cls._listeners, listener]
+
+    @classmethod
+    def leave(cls, listener: L | None = None) -> None:
+        with cls._lock:
+            at = next((at for at, one in enumerate(cls._listeners) if one is listener), None)
+            if at is not None:
+                cls._listeners = [*cls._listeners[:at], *cls._listeners[at + 1 :]]
+            if not cls._listeners:
+                cls._take_off()
 
 
 def shielded(note: Callable[..., None]) -> Callable[..., None]:

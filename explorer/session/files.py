@@ -21,6 +21,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,6 @@ from tracefuse.optimizers.trace import Output, Trace, origin
 from tracefuse.session.parts import (
     SHARED,
     Captured,
-    SavedGuard,
     SavedInputs,
     measured_from,
     measured_record,
@@ -119,15 +119,7 @@ def _parts(
 def _captured(program: CapturedProgram, machine: Machine, inputs: bool) -> Captured:
     numbers = (bool, int, float, str, type(None))
     guards = tuple(
-        SavedGuard(
-            one.op,
-            one.value if isinstance(one.value, numbers) else repr(one.value),
-            one.source,
-            one.in_optimizer,
-            one.in_update,
-            one.decides,
-        )
-        for one in program.guards
+        one if isinstance(one.value, numbers) else replace(one, value=repr(one.value)) for one in program.guards
     )
     shared: dict[str, Any] = {name: getattr(program, name) for name in SHARED}
     data, update = (

@@ -31,7 +31,7 @@ from tracefuse.optimizers.formats.plain_data import (
 )
 from tracefuse.optimizers.formats.serial_arguments import device, dtype
 from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.trace import Source
+from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
 from tracefuse.timeline.lanes import ProgramTimeline
 from tracefuse.timeline.measurements import Measurements
@@ -45,18 +45,6 @@ class UnknownPass(SessionError):
 
 
 @dataclass(frozen=True)
-class SavedGuard:
-    """A `Guard`: of a value that is no number, its text."""
-
-    op: str
-    value: bool | int | float | str | None
-    source: Source | None
-    in_optimizer: bool = False
-    in_update: bool = False
-    decides: bool = True
-
-
-@dataclass(frozen=True)
 class SavedInputs:
     """Bytes of every input, from its first element to its last, and the generator states of random ops."""
 
@@ -66,7 +54,7 @@ class SavedInputs:
 
 @dataclass(frozen=True)
 class Captured:
-    guards: tuple[SavedGuard, ...]
+    guards: tuple[Guard, ...]
     stops: tuple[Stop, ...]
     dropped: tuple[Dropped, ...]
     optimizers: Mapping[str, frozenset[str]]

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, bound, is_in_engine, is_leaf, is_written, node_of
 from tracefuse.recording.frames import has_gone_back, running_places, user_source
 from tracefuse.recording.memories import Memories

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, Value, map_tensors
 from tracefuse.recording.operators import facts_of
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tracefuse.optimizers.trace import Source
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.recorder import Recorder

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.liveness import saved_values
-from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Source, Trace, origin
-from tracefuse.tables.folding import grouped
+from tracefuse.optimizers.ops import does_work, grouped
+from tracefuse.optimizers.origins import Source
+from tracefuse.optimizers.trace import Trace, origin
 
 Pair = tuple[float, float]
 LinesOfCalls = Mapping[str, Mapping[str, tuple[Source | None, float]]]

@@ -12,17 +12,17 @@ blocks of a list are, the steps of an `nn.Sequential` most often are not. So doe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
 from tracefuse.optimizers.facts import once_per_op
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, producer
+from tracefuse.optimizers.ops import does_work, producer, reached
 from tracefuse.optimizers.trace import Trace, origin, phase, tensor_type, tensors, val
 
 OUTSIDE = "(no module)"
@@ -30,13 +30,6 @@ OUTSIDE = "(no module)"
 
 _Alike = tuple[object, ...]
 T = TypeVar("T")
-
-
-def grouped(members: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    groups: dict[Any, list[T]] = defaultdict(list)
-    for one in members:
-        groups[key(one)].append(one)
-    return groups
 
 
 def folded_paths(trace: Trace) -> dict[str, str]:
@@ -163,9 +156,6 @@ def _lies_badly(operand: fx.Node) -> bool:
 
 
 def _feeds_matmuls_only(node: fx.Node) -> bool:
-    readers: list[fx.Node] = []
-    stack = [node]
-    while stack:
-        for user in stack.pop().users:
-            (stack if user.op == "call_function" and not does_work(user) else readers).append(user)
-    return bool(readers) and all(user.op == "call_function" and work(user) == "matmul" for user in readers)
+    shown = reached([node], lambda one: (n for n in one.users if n.op == "call_function" and not does_work(n)))
+    read = [user for one in shown for user in one.users if user not in shown]
+    return bool(read) and all(user.op == "call_function" and work(user) == "matmul" for user in read)

@@ -30,9 +30,9 @@ from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.optimizers.costs.cost import flops
 from tracefuse.optimizers.liveness import saved_values
-from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.ops import does_work, grouped
 from tracefuse.optimizers.trace import Trace, human_bytes, origin
-from tracefuse.tables.folding import OUTSIDE, folded_paths, grouped, kind, work
+from tracefuse.tables.folding import OUTSIDE, folded_paths, kind, work
 from tracefuse.tables.halves import halves
 from tracefuse.text import aligned, figure
 

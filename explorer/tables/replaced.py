@@ -8,17 +8,19 @@ results needed in the trace before that pass, back to the values that it reads.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, is_getitem, op_name, producer
+from tracefuse.optimizers.ops import does_work, is_getitem, op_name, producer, reached
+from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.passes import PassRecord
-from tracefuse.optimizers.trace import Source, Trace, line_of, origin, recomputes
+from tracefuse.optimizers.trace import Trace, line_of, origin, recomputes
 from tracefuse.tables.folding import OUTSIDE, name_of
 
 Weights = Callable[[Trace], Mapping[str, float]]
@@ -61,15 +63,11 @@ def _results(call: fx.Node) -> list[str]:
 
 def _behind(results: Sequence[fx.Node], read: set[str]) -> list[fx.Node]:
     """The ops that do work for `results` and need nothing but what is `read`."""
-    seen: dict[fx.Node, None] = {}
-    stack = [node for node in results if node.name not in read]
-    while stack:
-        node = stack.pop()
-        if node in seen or node.op != "call_function":
-            continue
-        seen[node] = None
-        stack += [operand for operand in node.all_input_nodes if operand.name not in read]
-    return sorted(filter(does_work, seen))
+
+    def inside(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return [node for node in nodes if node.op == "call_function" and node.name not in read]
+
+    return sorted(filter(does_work, reached(inside(results), lambda node: inside(node.all_input_nodes))))
 
 
 # --- what was captured of it ---
@@ -85,18 +83,14 @@ def captured_ops(captured: Trace, steps: Iterable[PassRecord]) -> dict[str, str]
             was = old.get(node.name)
             if was is None or was.target == node.target or node.name not in found or isinstance(node.target, Kernel):
                 continue
-            stack = list(node.all_input_nodes)
-            while stack:
-                made = stack.pop()
-                if (
-                    made.op == "call_function"
-                    and made.name not in old
-                    and made.name not in found
-                    and not recomputes(made)
-                ):
-                    found[made.name] = found[node.name]
-                    stack += made.all_input_nodes
+            new = functools.partial(_new_operands, old.keys() | found.keys())
+            found |= dict.fromkeys((one.name for one in reached([node], new)), found[node.name])
     return found
+
+
+def _new_operands(known: Set[str], node: fx.Node) -> list[fx.Node]:
+    operands = (one for one in node.all_input_nodes if one.op == "call_function" and one.name not in known)
+    return [one for one in operands if not recomputes(one)]
 
 
 def share_of_each(calls: Collection[Replaced], captured: Mapping[str, str], weights: Weights) -> list[dict[str, float]]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.remat.saved import explain_saved
 from tracefuse.optimizers.trace import Trace, line_of, origin
-from tracefuse.tables.folding import folded_paths, grouped, name_of
+from tracefuse.tables.folding import folded_paths, name_of
 
 
 class Pair(NamedTuple):

@@ -209,11 +209,7 @@ class _Causes:
 
     def _until_launched(self, start: int, end: int, launch: int) -> list[_Piece]:
         """What the host did until it had launched: first the thread that did, then any other that launches, else nothing."""
-        host, rest = self.host, [(start, end)]
-        found: list[_Piece] = []
-        if host.overhead.starts:
-            overhead, rest = host.overhead.cut(rest)
-            found += [_Piece(a, b, OVERHEAD, call=row) for a, b, row in overhead]
+        host, (found, rest) = self.host, self._overhead(start, end)
         launching = int(self.events.resource[launch])
         for number in (launching, *(one for one in host.launching if one != launching)):
             if rest:
@@ -223,6 +219,11 @@ class _Causes:
             is_long = b - a >= LONG_NS
             found.append(_Piece(a, b, IDLE if is_long else HOST, NONE if is_long else operator, thread=launching))
         return found
+
+    def _overhead(self, start: int, end: int) -> tuple[list[_Piece], list[Interval]]:
+        """What the profiler itself did in a stretch, and what is left of it."""
+        overhead, rest = self.host.overhead.cut([(start, end)])
+        return [_Piece(a, b, OVERHEAD, call=row) for a, b, row in overhead], rest
 
     def _on(self, thread: Thread, number: int, rest: list[Interval], found: list[_Piece]) -> list[Interval]:
         """What one thread did in `rest`, put into `found`; what is left of it."""
@@ -243,12 +244,8 @@ class _Causes:
         """From the launch to the start on the GPU."""
         if start >= end:
             return []
-        host, rest = self.host, [(start, end)]
+        host, (found, rest) = self.host, self._overhead(start, end)
         operator = host.operator_row(launch)
-        found: list[_Piece] = []
-        if host.overhead.starts:
-            overhead, rest = host.overhead.cut(rest)
-            found += [_Piece(a, b, OVERHEAD, call=row) for a, b, row in overhead]
         if self.others is not None and end - start > LATENCY_NS:
             waited, rest = self.others.cut(rest)
             found += [_Piece(a, b, DEPENDENCY, operator) for a, b, _ in waited]

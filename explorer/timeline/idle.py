@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tracefuse.timeline.events import Event
 from tracefuse.timeline.host_calls import Host
 from tracefuse.timeline.spans import NONE
+
+T = TypeVar("T")
+
+
+def summed(parts: Iterable[tuple[T, int]]) -> Counter[T]:
+    """The numbers of all parts by what they are of."""
+    found: Counter[T] = Counter()
+    for of, number in parts:
+        found[of] += number
+    return found
 
 
 class Stretch(NamedTuple):
@@ -80,10 +91,7 @@ class Idle:
     @cached_property
     def by_cause(self) -> dict[str, int]:
         """Nanoseconds by cause, the longest first; they add up to the window without what was busy."""
-        found: dict[str, int] = defaultdict(int)
-        for one in self.stretches:
-            found[one.cause] += one.duration_ns
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        return dict(summed((one.cause, one.duration_ns) for one in self.stretches).most_common())
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:

@@ -7,7 +7,6 @@ checkpoint is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
+from tracefuse.training.graphed import graphed_step
 from tracefuse.training.source import optimizers_of, outside, rates_of
 
 
@@ -33,15 +33,8 @@ def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: 
     names = [i.name for i in joint.forward.inputs]
     given = dict(zip(names, program.live_inputs[:count], strict=True))
     defaults = {names[at]: given[names[at]] for at in module.DATA}
-    return _kind(module, cuda_graph, joint, update)(live, program.example_inputs[count:], defaults)
-
-
-def _kind(module: ModuleType, cuda_graph: bool, joint: Optimised, update: Optimised) -> Any:
-    if not cuda_graph:
-        return module.TrainingStep
-    from tracefuse.training.graphed import graphed_step
-
-    return graphed_step(module, joint, update)
+    kind = graphed_step(module, joint, update) if cuda_graph else module.TrainingStep
+    return kind(live, program.example_inputs[count:], defaults)
 
 
 class Live:

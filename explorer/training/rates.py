@@ -52,8 +52,7 @@ def _without_schedules(trace: Trace) -> Trace:
     if not any(out.of in rates for out in trace.outputs):
         return trace
     new = trace.copy()
-    pairs = zip(new.outputs, new.returned, strict=True)
-    new = new.with_outputs([(out, node) for out, node in pairs if out.of not in rates])
+    new = new.with_outputs([(out, node) for out, node in new.output_pairs if out.of not in rates])
     eliminate_dead_code(new.graph)
     return new
 

@@ -12,7 +12,8 @@ from tracefuse.assembly.refusals import where
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.ops import op_name
-from tracefuse.optimizers.trace import Source, line_of, origin
+from tracefuse.optimizers.origins import Source
+from tracefuse.optimizers.trace import line_of, origin
 from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
@@ -52,7 +53,7 @@ def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None
 
 def _check_old_gradients(joint: Optimised, update: Optimised) -> None:
     for trace in (joint.program.trace, update.program.trace):
-        for entry, placeholder in zip(trace.inputs, trace.placeholders, strict=True):
+        for entry, placeholder in trace.input_pairs:
             if entry.source == OLD_GRADIENT and placeholder.users:
                 line = where(origin(next(iter(placeholder.users))).source)
                 raise ExportError(
@@ -97,8 +98,8 @@ def _check_carried(steps: Steps, update: Optimised) -> None:
     if not lines:
         return
     written = {out.of for out in trace.outputs}
-    left = {node for out, node in zip(trace.outputs, trace.returned, strict=True) if out.kind != "result"}
-    for entry, placeholder in zip(trace.inputs, trace.placeholders, strict=True):
+    left = {node for out, node in trace.output_pairs if out.kind != "result"}
+    for entry, placeholder in trace.input_pairs:
         if entry.kind != "input" or entry.name in written:
             continue
         readers = [node for node in placeholder.users if line_of(node) in lines]
@@ -114,7 +115,7 @@ def _check_state(steps: Steps, joint: Optimised) -> None:
     """A tensor that one step makes and the next one's forward reads, such as a recurrent state: no batch, and nothing that
     stays. What a module is called with has a name, and is given to the step."""
     lines, trace = {str(source) for source in steps.carried}, joint.program.trace
-    for entry, placeholder in zip(trace.inputs, trace.placeholders, strict=True):
+    for entry, placeholder in trace.input_pairs:
         readers = [node for node in placeholder.users if line_of(node) in lines]
         if entry.kind == "input" and entry.name.startswith("constant") and readers:
             raise ExportError(

@@ -165,7 +165,7 @@ class _Halves(Protocol):
 def _rows(title: str, trace: Trace) -> Iterator[str]:
     """The inputs of an update: name, what the captured program called it, kind, shape, stride, dtype."""
     yield f"{title} = ["
-    for entry, placeholder in zip(trace.inputs, trace.placeholders, strict=True):
+    for entry, placeholder in trace.input_pairs:
         one = val(placeholder)
         layout = f"{tuple(one.shape)!r}, {tuple(one.stride())!r}, {one.dtype}"
         yield f"    ({entry.name!r}, {entry.source!r}, {entry.kind!r}, {layout}),"
@@ -199,7 +199,7 @@ def _lent(of: Mapping[str, Output], joint: Trace, update: Trace) -> list[int]:
     lying = Counter(
         memory for node in (*joint.placeholders, *dict.fromkeys(joint.returned)) for memory in storages(node)
     )
-    nodes = {(out.kind, out.of): node for out, node in zip(joint.outputs, joint.returned, strict=True)}
+    nodes = {(out.kind, out.of): node for out, node in joint.output_pairs}
     given = Counter(
         nodes[out.kind, out.of] for out in of.values() if out.kind == "gradient" and (out.kind, out.of) in nodes
     )
@@ -278,11 +278,7 @@ def outside(update: CapturedProgram, tensors: Sequence[torch.Tensor]) -> dict[st
 
 
 def _cotangent_dtypes(program: CapturedProgram) -> str:
-    dtypes = [
-        val(p).dtype
-        for i, p in zip(program.trace.inputs, program.trace.placeholders, strict=True)
-        if i.kind == "cotangent"
-    ]
+    dtypes = [val(p).dtype for i, p in program.trace.input_pairs if i.kind == "cotangent"]
     return f"[{', '.join(map(str, dtypes))}]"
 
 

@@ -69,8 +69,7 @@ from typing import ClassVar
 
 from tracefuse.optimizers.cat.packed_attention import NOT_ASKED, Packing
 from tracefuse.optimizers.cat.rules import sweep
-from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.rewrite import until_settled
+from tracefuse.optimizers.passes import Decide, Decision, until_settled
 from tracefuse.optimizers.trace import Trace
 
 __all__ = ["Cat"]

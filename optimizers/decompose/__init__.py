@@ -20,11 +20,15 @@ from typing import ClassVar
 
 from torch import fx
 
+from tracefuse.optimizers.decompose.backwards import (
+    is_gradient_of_extremum,
+    reads_type_alone,
+    rewrite_operand,
+    rewrite_scatter,
+)
 from tracefuse.optimizers.decompose.convolutions import CONVOLUTIONS, has_bias, rewrite_bias
-from tracefuse.optimizers.decompose.extrema import is_gradient_of_extremum, rewrite_scatter
 from tracefuse.optimizers.decompose.losses import BECOMES, RowSums, is_sum_of_log_softmax, rewrite_loss
 from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
-from tracefuse.optimizers.decompose.unread import reads_type_alone, rewrite_operand
 from tracefuse.optimizers.decompose.writing import replace_parts
 from tracefuse.optimizers.formulas.composites import apart
 from tracefuse.optimizers.passes import Decide, Decision

@@ -44,7 +44,8 @@ from tracefuse.optimizers.formats.serial_arguments import (
 )
 from tracefuse.optimizers.formats.serial_shapes import Shapes
 from tracefuse.optimizers.ops import is_getitem
-from tracefuse.optimizers.trace import Input, Origin, Output, Source, Trace, origin, phase, set_origin
+from tracefuse.optimizers.origins import Origin, Source
+from tracefuse.optimizers.trace import Input, Output, Trace, origin, phase, set_origin
 from tracefuse.optimizers.verify import VerifyError, verify
 
 PARTS = ("inputs", "outputs", "sources", "origins", "storages", "types", "tensors", "nodes", "returned")

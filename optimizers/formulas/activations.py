@@ -102,25 +102,9 @@ def _hardsigmoid(x: str) -> str:
     return f"{clamp(f'({x} + 3.0)', '0.0', '6.0')} * (1.0 / 6)"
 
 
-def _hardsigmoid_backward(grad: str, x: str) -> str:
-    return f"tl.where(({x} > -3.0) & ({x} < 3.0), {grad} * {A_SIXTH}, 0)"
-
-
-def _hardswish(x: str) -> str:
-    return f"{x} * {_hardsigmoid(x)}"
-
-
 def _hardswish_backward(grad: str, x: str) -> str:
     within = f"tl.where({x} < 3.0, {grad} * ({x} / 3.0 + 0.5), {grad})"
     return f"tl.where({x} <= -3.0, 0, {within})"
-
-
-def _hardtanh_backward(grad: str, x: str, low: str, high: str) -> str:
-    return f"tl.where(({x} <= {low}) | ({x} >= {high}), 0, {grad})"
-
-
-def _hardshrink(x: str, width: str = "0.5") -> str:
-    return f"tl.where(({x} >= -{width}) & ({x} <= {width}), 0, {x})"
 
 
 def _softshrink(x: str, width: str = "0.5") -> str:
@@ -130,10 +114,6 @@ def _softshrink(x: str, width: str = "0.5") -> str:
 
 def _shrink_backward(grad: str, x: str, width: str) -> str:
     return f"tl.where(({x} >= -{width}) & ({x} <= {width}), 0, {grad})"
-
-
-def _leaky_relu_backward(grad: str, x: str, slope: str, _is_result: Any = False) -> str:
-    return f"tl.where({x} > 0, {grad}, {grad} * {slope})"
 
 
 # --- exponential ------------------------------------------------------------------------------------------------------
@@ -159,20 +139,16 @@ def _softplus_backward(grad: str, x: str, beta: str, threshold: str) -> str:
     return f"tl.where({x} * {beta} > {threshold}, {grad}, {grad} * ({gate}))"
 
 
-def _threshold(x: str, least: str, value: str) -> str:
-    return f"tl.where({x} <= {least}, {value}, {x})"
-
-
 ACTIVATIONS: dict[Any, Rule] = {
     aten.sigmoid.default: sigmoid,
     aten.sigmoid_backward.default: lambda grad, y: f"{grad} * {y} * (1.0 - {y})",
     aten.tanh.default: tanh,
     aten.tanh_backward.default: lambda grad, y: f"{grad} * (1.0 - {y} * {y})",
     aten.relu.default: lambda a: f"tl.where({a} <= 0, 0, {a})",
-    aten.threshold.default: _threshold,
+    aten.threshold.default: lambda x, least, value: f"tl.where({x} <= {least}, {value}, {x})",
     aten.threshold_backward.default: lambda grad, x, threshold: f"tl.where({x} <= {threshold}, 0, {grad})",
     aten.leaky_relu.default: lambda a, slope="0.01": f"tl.where({a} > 0, {a}, {a} * {slope})",
-    aten.leaky_relu_backward.default: _leaky_relu_backward,
+    aten.leaky_relu_backward.default: lambda grad, x, slope, _=False: f"tl.where({x} > 0, {grad}, {grad} * {slope})",
     aten._prelu_kernel.default: lambda x, weight: f"tl.where({x} > 0, {x}, {x} * {weight})",
     aten.silu.default: lambda a: f"{a} / (1.0 + tl.exp(-{a}))",
     aten.silu_backward.default: _silu_backward,
@@ -183,12 +159,12 @@ ACTIVATIONS: dict[Any, Rule] = {
     aten.softplus.default: softplus,
     aten.softplus_backward.default: _softplus_backward,
     aten.hardtanh.default: lambda x, low="(-1.0)", high="1.0": clamp(x, low, high),
-    aten.hardtanh_backward.default: _hardtanh_backward,
+    aten.hardtanh_backward.default: lambda g, x, low, high: f"tl.where(({x} <= {low}) | ({x} >= {high}), 0, {g})",
     aten.hardsigmoid.default: _hardsigmoid,
-    aten.hardsigmoid_backward.default: _hardsigmoid_backward,
-    aten.hardswish.default: _hardswish,
+    aten.hardsigmoid_backward.default: lambda g, x: f"tl.where(({x} > -3.0) & ({x} < 3.0), {g} * {A_SIXTH}, 0)",
+    aten.hardswish.default: lambda x: f"{x} * {_hardsigmoid(x)}",
     aten.hardswish_backward.default: _hardswish_backward,
-    aten.hardshrink.default: _hardshrink,
+    aten.hardshrink.default: lambda x, width="0.5": _shrink_backward(x, x, width),
     aten.hardshrink_backward.default: _shrink_backward,
     aten.softshrink.default: _softshrink,
     aten.softshrink_backward.default: _shrink_backward,

@@ -110,7 +110,7 @@ class _Needs:
     """The ops that the demanded outputs of a trace need, and what more or less there would be with other gradients."""
 
     def __init__(self, trace: Trace, frozen: set[str]) -> None:
-        self.outputs = list(zip(trace.outputs, trace.returned, strict=True))
+        self.outputs = trace.output_pairs
         self.position = {node: i for i, node in enumerate(trace.ops)}
         self.demanded = [n for out, n in self.outputs if not (out.kind == "gradient" and out.of in frozen)]
         self.live = self.grown(self.demanded, set())
@@ -208,8 +208,9 @@ def frozen_costs(trace: Trace, patterns: Sequence[str] = (), peaks: Peaks = H100
 
 def _leaves(trace: Trace, gradients: Mapping[str, fx.Node]) -> list[Input]:
     """Inputs with a gradient, and parameters that could have one."""
-    pairs = zip(trace.inputs, trace.placeholders, strict=True)
-    return [i for i, p in pairs if i.name in gradients or (i.kind == "parameter" and is_differentiable(p, i))]
+    return [
+        i for i, p in trace.input_pairs if i.name in gradients or (i.kind == "parameter" and is_differentiable(p, i))
+    ]
 
 
 def _row(needs: _Needs, entry: Input, gradient: fx.Node | None, is_frozen: bool, peaks: Peaks) -> FrozenCost:

@@ -26,7 +26,7 @@ def match_inputs(trace: Trace, patterns: Sequence[str], decide: Decide) -> set[s
     nothing is a decision.
     """
     with_gradient = {out.of for out in trace.outputs if out.kind == "gradient"}
-    candidates = [i for i, node in zip(trace.inputs, trace.placeholders, strict=True) if is_differentiable(node, i)]
+    candidates = [i for i, node in trace.input_pairs if is_differentiable(node, i)]
     frozen: set[str] = set()
     for pattern in patterns:
         found = hits(pattern.removeprefix(UNFREEZE), candidates)
@@ -73,7 +73,7 @@ def _unknown(pattern: str, candidates: Sequence[Input]) -> str:
 def drop_gradients(trace: Trace, frozen: set[str], decide: Decide) -> Trace:
     """`trace` (edited in place) without the gradients of `frozen` inputs, which are no longer trainable."""
     sources = {i.name: i.source for i in trace.inputs}
-    pairs, kept_pairs = zip(trace.outputs, trace.returned, strict=True), []
+    pairs, kept_pairs = trace.output_pairs, []
     for out, node in pairs:
         if out.kind == "gradient" and out.of in frozen:
             reason = f"the gradient of {sources[out.of]}, which is frozen"

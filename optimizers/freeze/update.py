@@ -40,7 +40,7 @@ def freeze_update(trace: Trace, frozen: set[str], decide: Decide) -> Trace:
     sources = {i.source for i in trace.inputs if i.name in frozen}
     gone = {i.name for i in trace.inputs if i.name in frozen or _owner(i) in sources}
     parameters = {p.name: p for p in trace.placeholders}
-    pairs = list(zip(trace.outputs, trace.returned, strict=True))
+    pairs = trace.output_pairs
     kept = trace.with_outputs([(out, node) for out, node in pairs if out.kind != "mutation" or out.of not in gone])
     for out, node in pairs:
         if out.kind == "mutation" and out.of in gone:

@@ -206,14 +206,9 @@ def _connected(nodes: set[fx.Node]) -> list[list[fx.Node]]:
     """`nodes` in groups that share no edge."""
     groups, left = [], set(nodes)
     while left:
-        group, stack = [], [left.pop()]
-        while stack:
-            node = stack.pop()
-            group.append(node)
-            near = {n for n in (*node.all_input_nodes, *node.users) if n in left}
-            left -= near
-            stack += near
-        groups.append(group)
+        group = reached([next(iter(left))], lambda node: nodes.intersection((*node.all_input_nodes, *node.users)))
+        left -= group.keys()
+        groups.append(list(group))
     return groups
 
 

@@ -9,10 +9,8 @@ are left out, and nothing else changes. Where a kernel was not timed, the model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-
-from torch import fx
 
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.fuse.pieces import Piece
@@ -59,11 +57,7 @@ def judged(pieces: Iterable[Piece], timed: Iterable[TimedKernel], decide: Callab
 def _with_times(piece: Piece, times: TimedKernel | None) -> Decision:
     """The decision about a piece: for one with a kernel of a GPU its times, or that it has none."""
     decision = piece.decision
-    if piece.carved is None or not _is_of_a_gpu(piece.outputs):
+    if piece.carved is None or not any(device.type == "cuda" for value in piece.outputs for device in devices(value)):
         return decision
     said = NOT_TIMED if times is None else times.said(len(piece.work))
     return replace(decision, reason=f"{decision.reason}; {said}")
-
-
-def _is_of_a_gpu(outputs: Sequence[fx.Node]) -> bool:
-    return any(device.type == "cuda" for value in outputs for device in devices(value))

@@ -255,9 +255,10 @@ def _gradient(end: fx.Node, logits: fx.Node, found: HeadLoss) -> Gradient:
         left, right = (_matrix(one, (found.count, found.classes), logits) for one in end.args)
         if left == "itself" and _is_weight(end.args[1], found):
             return Gradient(end, "input")
-        if left == "turned" and _is_input(end.args[1], found):
+        shape, base = shape_of(found.input), behind_reshapes(found.input)
+        if left == "turned" and _matrix(end.args[1], shape, base) == "itself":
             return Gradient(end, "weight")
-        if right == "itself" and _is_turned_input(end.args[0], found):
+        if right == "itself" and _matrix(end.args[0], shape, base) == "turned":
             return Gradient(end, "weight", is_turned=True)
     if end.target is aten.sum.dim_IntList and _matrix(end.args[0], (found.count, found.classes), logits) == "itself":
         args = arguments(end)
@@ -268,7 +269,7 @@ def _gradient(end: fx.Node, logits: fx.Node, found: HeadLoss) -> Gradient:
     )
 
 
-def _matrix(node: object, shape: tuple[int, int], base: fx.Node) -> str:
+def _matrix(node: object, shape: tuple[int, ...], base: fx.Node) -> str:
     """ "itself" if `node` shows `base` as a matrix of `shape`, "turned" if it is transposed, else ""."""
     if not isinstance(node, fx.Node):
         return ""
@@ -281,15 +282,3 @@ def _matrix(node: object, shape: tuple[int, int], base: fx.Node) -> str:
 def _is_weight(node: object, found: HeadLoss) -> bool:
     """Whether `node` is [classes, width], the weight."""
     return isinstance(node, fx.Node) and _untransposed(node) == (found.weight, not found.is_turned)
-
-
-def _is_input(node: object, found: HeadLoss) -> bool:
-    return isinstance(node, fx.Node) and _matrix(node, shape_of(found.input), _base(found)) == "itself"  # type: ignore[arg-type]
-
-
-def _is_turned_input(node: object, found: HeadLoss) -> bool:
-    return isinstance(node, fx.Node) and _matrix(node, shape_of(found.input), _base(found)) == "turned"  # type: ignore[arg-type]
-
-
-def _base(found: HeadLoss) -> fx.Node:
-    return behind_reshapes(found.input)

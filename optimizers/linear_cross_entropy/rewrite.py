@@ -62,7 +62,7 @@ def _is_of_the_backward(node: fx.Node) -> bool:
 
 def mark_cotangents(trace: Trace) -> None:
     """Note on the inputs of a copy which are cotangents: rewrites see nodes, and only the signature knows."""
-    for entry, node in zip(trace.inputs, trace.placeholders, strict=True):
+    for entry, node in trace.input_pairs:
         node.meta["is_cotangent"] = entry.kind == "cotangent"
 
 
@@ -77,7 +77,8 @@ def rewrite(head: HeadLoss, rows: int) -> str | None:
         return NO_SCALE
     with head.loss.graph.inserting_before(at):
         made = _operator(head, factors if has_scale else [], rows)
-        items = {index: call(head.loss, operator.getitem, made, index, name=NAMES[index]) for index in _yielded(head)}
+        yielded = [LOSS, *(index for index, wants in enumerate(head.wanted, start=1) if wants)]
+        items = {index: call(head.loss, operator.getitem, made, index, name=NAMES[index]) for index in yielded}
     for loss in head.values:
         if reason := replace_value(loss, items[LOSS]):
             return reason
@@ -133,10 +134,6 @@ def _scale(head: HeadLoss, factors: Sequence[fx.Node]) -> fx.Node:
         value = call(like, node.target, *args, name="scale", **node.kwargs)  # type: ignore[arg-type]
         known[node] = value
     return value
-
-
-def _yielded(head: HeadLoss) -> list[int]:
-    return [LOSS, *(index for index, wants in enumerate(head.wanted, start=1) if wants)]
 
 
 def _scaled(gradient: Gradient, kept: fx.Node, cotangent: fx.Node | None) -> Callable[[], fx.Node]:

@@ -75,16 +75,12 @@ def _smoothing(loss: fx.Node, sums: list[fx.Node]) -> Smoothing:
         raise _Other("whose sum is not added to the loss")
     by = plain[0].args[1] if plain[0].target in (aten.mul.Scalar, aten.mul.Tensor) else None
     is_of_loss = by is not None and isinstance(plain[0].args[0], fx.Node) and plain[0].args[0].args == (loss, 0)
-    amount = share.args[1] * _classes(spread)  # type: ignore[operator]
+    amount = share.args[1] * shape_of(spread.args[0])[1]  # type: ignore[arg-type,operator]
     if not is_of_loss or not _is_number(by) or not math.isclose(by, 1 - amount, abs_tol=1e-9):  # type: ignore[arg-type]
         raise _Other("whose weight and the loss's do not add up to 1")
     if [one for item in loss.users if item.args[1] == 0 for one in live_readers(item)] != plain:
         raise _Other("and the loss without it by others")
     return Smoothing(amount, result, spread, share.args[1])  # type: ignore[arg-type]
-
-
-def _classes(spread: fx.Node) -> int:
-    return shape_of(spread.args[0])[1]  # type: ignore[arg-type]
 
 
 def _is_number(value: object) -> bool:

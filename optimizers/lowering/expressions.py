@@ -67,24 +67,17 @@ ARITHMETIC: dict[Any, Rule] = {
     **_with_scalar("mul", lambda a, b: f"{a} * {b}"),
     **_with_scalar("div", lambda a, b: f"{a} / {b}"),
     aten.neg.default: lambda a: f"-{a}",
-    aten.abs.default: lambda a: f"tl.abs({a})",
+    **{
+        getattr(aten, name).default: lambda a, name=name: f"tl.{name}({a})"
+        for name in ("abs", "sqrt", "exp", "exp2", "log", "log2", "sin", "cos", "erf", "floor", "ceil")
+    },
     aten.sgn.default: _sign,
     aten.sign.default: _sign,
     aten.reciprocal.default: lambda a: f"1.0 / {a}",
     aten.square.default: lambda a: f"{a} * {a}",
-    aten.sqrt.default: lambda a: f"tl.sqrt({a})",
     aten.rsqrt.default: lambda a: f"1.0 / tl.sqrt({a})",
-    aten.exp.default: lambda a: f"tl.exp({a})",
-    aten.exp2.default: lambda a: f"tl.exp2({a})",
-    aten.log.default: lambda a: f"tl.log({a})",
-    aten.log2.default: lambda a: f"tl.log2({a})",
-    aten.sin.default: lambda a: f"tl.sin({a})",
-    aten.cos.default: lambda a: f"tl.cos({a})",
     aten.expm1.default: expm1,
     aten.log1p.default: log1p_anywhere,
-    aten.erf.default: lambda a: f"tl.erf({a})",
-    aten.floor.default: lambda a: f"tl.floor({a})",
-    aten.ceil.default: lambda a: f"tl.ceil({a})",
     aten.trunc.default: truncated,
     aten.pow.Tensor_Scalar: _power,
     aten.pow.Scalar: _exponential,
@@ -126,9 +119,10 @@ WIDE: dict[Any, Rule] = activations.WIDE | {
 
 # The operand called `condition` or `mask` stays boolean.
 SELECTION: dict[Any, Rule] = {
-    aten.where.self: lambda condition, a, b: f"tl.where({condition}, {a}, {b})",
-    aten.where.ScalarSelf: lambda condition, a, b: f"tl.where({condition}, {a}, {b})",
-    aten.where.ScalarOther: lambda condition, a, b: f"tl.where({condition}, {a}, {b})",
+    **dict.fromkeys(
+        (aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther),
+        lambda condition, a, b: f"tl.where({condition}, {a}, {b})",
+    ),
     aten.masked_fill.Scalar: lambda a, mask, value: f"tl.where({mask}, {value}, {a})",
     aten.masked_fill.Tensor: lambda a, mask, value: f"tl.where({mask}, {value}, {a})",
 }

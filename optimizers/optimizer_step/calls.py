@@ -6,13 +6,14 @@ While the pass works, values of one type share one fake tensor. `settle` gives t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from tracefuse.optimizers.ops import frozen
 from tracefuse.optimizers.optimizer_step.elements import refusal
 from tracefuse.optimizers.rewrite import evaluate
 from tracefuse.optimizers.trace import origin, phase, set_origin, val
@@ -31,7 +32,7 @@ class Calls:
 
     def call(self, like: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """`target(*args, **kwargs)` with the phase and the origin of `like`; raises what the operator raises."""
-        key = _frozen((target, args, kwargs))
+        key = target, frozen(args, _type), frozen(kwargs, _type)
         if key not in self.known:
             self.known[key] = evaluate(self.graph, target, args, kwargs, {})
         name = target.overloadpacket.__name__.strip("_") if isinstance(target, torch._ops.OpOverload) else None
@@ -88,13 +89,7 @@ def take_name(new: fx.Node, old: fx.Node) -> None:
     new.meta.pop(SHARED, None)
 
 
-def _frozen(value: Any) -> Any:
-    """What decides the type of a result, as a key."""
-    if isinstance(value, fx.Node):
-        tensor = val(value)
-        return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_frozen, value))
-    if isinstance(value, dict):
-        return tuple((name, _frozen(one)) for name, one in value.items())
-    return type(value), value
+def _type(node: fx.Node) -> Hashable:
+    """What of an operand decides the type of a result."""
+    tensor = val(node)
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device

@@ -161,8 +161,7 @@ def _sgd(update: _Update) -> Places:
             kept = update.times(update.wide("momentum_buffer_list"), momentum)
             buffer = call(aten.add.Tensor, kept, update.times(gradient, 1 - given["dampening"]))
         places[2, update.at] = update.stored(buffer, "momentum_buffer_list")
-        ahead = call(aten.add.Tensor, gradient, update.times(buffer, momentum)) if given["nesterov"] else buffer
-        gradient = ahead
+        gradient = call(aten.add.Tensor, gradient, update.times(buffer, momentum)) if given["nesterov"] else buffer
     places[0, update.at] = update.stored(call(aten.sub.Tensor, parameter, update.times(gradient, update.lr)), "self")
     return places
 

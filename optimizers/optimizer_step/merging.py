@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import fx
 
 from tracefuse.optimizers.kernels.kernel import Reference
 from tracefuse.optimizers.kernels.lists import Piece, is_scalar, plain_keywords
+from tracefuse.optimizers.ops import frozen, grouped
 from tracefuse.optimizers.trace import val
 
 
@@ -27,26 +28,15 @@ class Group:
 
 def alike(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
     """The pieces in groups of equal signatures."""
-    groups: dict[Hashable, list[Piece]] = {}
-    for piece in pieces:
-        groups.setdefault(signature(piece), []).append(piece)
-    return list(map(tuple, groups.values()))
+    return list(map(tuple, grouped(pieces, signature).values()))
 
 
 def signature(piece: Piece) -> Hashable:
     """What a piece computes, without the shapes and names of its values."""
     number = {node: Reference(at) for at, node in enumerate((*piece.inputs, *piece.ops))}
     types = [(val(n).dtype, is_scalar(n), val(n).device) for n in (*piece.inputs, *piece.ops)]
-    calls = [(n.target, _hashable(fx.node.map_arg((n.args, plain_keywords(n)), number.__getitem__))) for n in piece.ops]
+    calls = [(n.target, frozen((n.args, plain_keywords(n)), number.__getitem__)) for n in piece.ops]
     return piece.is_scalar, tuple(types), tuple(calls), tuple(number[n].number for n in piece.outputs)
-
-
-def _hashable(value: Any) -> Hashable:
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_hashable, value))
-    if isinstance(value, Mapping):
-        return tuple((k, _hashable(v)) for k, v in value.items())
-    return type(value), value
 
 
 def arranged(pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], tuple[bool, ...]]:

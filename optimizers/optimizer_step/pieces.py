@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tracefuse.optimizers.kernels.lists import Piece, is_scalar
-from tracefuse.optimizers.ops import is_random
+from tracefuse.optimizers.ops import grouped, is_random
 from tracefuse.optimizers.optimizer_step.elements import is_costly, refusal
 from tracefuse.optimizers.trace import phase
 
@@ -59,10 +59,8 @@ def held_by_kernels(graph: fx.Graph) -> list[fx.Node]:
 
 def pieces(made: Plan, returned: set[fx.Node]) -> dict[int, list[Piece]]:
     """The pieces by their level, in the order of the graph."""
-    groups: dict[tuple[object, int], list[fx.Node]] = {}
-    for node in made.graph.nodes:
-        if node in made.component:
-            groups.setdefault((made.component[node], made.level[node]), []).append(node)
+    held = [node for node in made.graph.nodes if node in made.component]
+    groups = grouped(held, lambda node: (made.component[node], made.level[node]))
     found: dict[int, list[Piece]] = {}
     for (_, level), ops in groups.items():
         inside = set(ops)
@@ -125,7 +123,9 @@ def _number_components(numbers: list[fx.Node], made: Plan) -> dict[fx.Node, obje
     inside = set(numbers)
     for node in reversed(made.graph.nodes):
         if node in made.free or node in inside:
-            known = {_served(user, serves, made) for user in node.users} - {None}
+            known = {(made.component[user] if user in made.component else serves.get(user)) for user in node.users} - {
+                None
+            }
             serves[node] = None if not known else next(iter(known)) if len(known) == 1 else MANY
     sets = _Sets()
     for node in numbers:
@@ -137,10 +137,6 @@ def _number_components(numbers: list[fx.Node], made: Plan) -> dict[fx.Node, obje
             if operand in inside and serves[operand] == serves[node]:
                 sets.join(node, operand)
     return {node: sets.root(node) for node in numbers}
-
-
-def _served(user: fx.Node, serves: dict[fx.Node, object], made: Plan) -> object:
-    return made.component[user] if user in made.component else serves.get(user)
 
 
 def _free(numbers: list[fx.Node], elements: set[fx.Node], returned: set[fx.Node]) -> set[fx.Node]:

@@ -107,7 +107,7 @@ class _Targets:
                     self.runs.setdefault(node, []).append((at, piece))
         inputs = {n.name: n for n in trace.placeholders}
         uses: dict[fx.Node, list[fx.Node | None]] = {}
-        for out, node in zip(trace.outputs, trace.returned, strict=True):
+        for out, node in trace.output_pairs:
             uses.setdefault(node, []).append(inputs.get(out.of) if out.kind == "mutation" else None)
         self.returned = set(uses)
         self.over = {node: found[0] for node, found in uses.items() if len(found) == 1 and found[0] is not None}

@@ -53,7 +53,7 @@ class Forecast:
         self._free = {i: len(_values(val(n))) for i, n in enumerate(nodes) if not does_work(n)}
         self._storages = {i: _storages(n) for i, n in enumerate(nodes) if i not in self._free}
 
-        pairs = [(out, self._index[node]) for out, node in zip(trace.outputs, trace.returned, strict=True)]
+        pairs = [(out, self._index[node]) for out, node in trace.output_pairs]
         self._results = [i for out, i in pairs if out.kind != "gradient"]
         self._gradients = [i for out, i in pairs if out.kind == "gradient"]
         self._peaks: dict[frozenset[fx.Node], int] = {}

@@ -24,6 +24,7 @@ from typing import Any
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, touched_nbytes
+from tracefuse.optimizers.formulas.windows import ADAPTIVE_MAXIMUM, MAXIMUM
 from tracefuse.optimizers.fuse.regions import agree, loops_of
 from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.ops import (
@@ -61,8 +62,8 @@ class Forward:
         self.inputs = [n for n in trace.placeholders if n.name not in cotangents]
         self.nodes = self.inputs + [n for n in trace.ops if phase(n) == "forward"]
         self.index = {node: i for i, node in enumerate(self.nodes)}
-        pairs = [(out, node) for out, node in zip(trace.outputs, trace.returned, strict=True) if node in self.index]
-        self.gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
+        pairs = [(out, node) for out, node in trace.output_pairs if node in self.index]
+        self.gradients = {n for out, n in trace.output_pairs if out.kind == "gradient"}
         self.results = {node for out, node in pairs if out.kind != "gradient"}
         self.read = {n for n in self.nodes if n in self.gradients or any(self._in_backward(u) for u in n.users)}
         self.checkpointed = dropped(trace, self.read)
@@ -177,6 +178,8 @@ def unwise(forward: Forward, node: fx.Node, options: RematOptions) -> str | None
         return None if is_getitem(node) else "heavy" if name == "heavy" else why
     if options.memory_budget is not None:
         return None  # the budget weighs its few bytes against its seconds
+    if is_getitem(node) and node.args[1] == 1 and op.target in MAXIMUM | ADAPTIVE_MAXIMUM:
+        return "each element of the gradient would look through its windows for the largest again"
     loaded = sum(map(touched_nbytes, op.all_input_nodes))
     if nbytes(node) * options.reduction_ratio < loaded:
         return f"only {human_bytes(nbytes(node))} where {human_bytes(loaded)} would be read again"

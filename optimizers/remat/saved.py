@@ -107,7 +107,7 @@ def _find_reasons(trace: Trace) -> dict[str, str]:
     for node in trace.ops:
         for memory in kept & storages(node).keys():
             groups[memory].append(node)
-    gradients = {n for out, n in zip(trace.outputs, trace.returned, strict=True) if out.kind == "gradient"}
+    gradients = {n for out, n in trace.output_pairs if out.kind == "gradient"}
     needed = reached(trace.returned, lambda node: node.all_input_nodes)
     found: dict[str, str] = {}
     for group in groups.values():

@@ -96,8 +96,7 @@ def _redirect(trace: Trace, copies: dict[fx.Node, fx.Node]) -> None:
         for user in list(node.users):
             if user.op == "call_function" and phase(user) == "backward":
                 user.replace_input_with(node, copy)
-    returned = zip(trace.outputs, trace.returned, strict=True)
-    replaced = tuple(copies.get(node, node) if out.kind == "gradient" else node for out, node in returned)
+    replaced = tuple(copies.get(node, node) if out.kind == "gradient" else node for out, node in trace.output_pairs)
     trace.graph.output_node().args = (replaced,)
 
 

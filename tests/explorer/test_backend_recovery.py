@@ -92,7 +92,7 @@ STAGES: dict[str, tuple[object, str]] = {
     "the text": (halves, "functions_source"),
     "the module": (halves, "load"),
     "the machine code": (halves, "preload"),
-    "the halves as graphs": (tracefuse.backend, "_as_graphs"),
+    "the halves as graphs": (tracefuse.backend, "as_graphs"),
 }
 
 

@@ -140,6 +140,19 @@ def test_random_ops_are_neither_merged_nor_removed():
     assert result.ops.count("bernoulli") == ops(result.captured.trace).count("bernoulli") == 3
 
 
+def test_zeros_of_either_sign_stay_apart():
+    x = torch.ones(3, requires_grad=True)
+
+    def step():
+        y = (x / torch.full((3,), 0.0)).clamp(-2, 2) + (x / torch.full((3,), -0.0)).clamp(-2, 2)
+        y.sum().backward()
+        return y
+
+    program = tracefuse.capture(step).optimize(fuse=False).compile()
+    found = program()
+    assert torch.equal(found[0] if isinstance(found, tuple) else found, step())
+
+
 def test_equal_ops_on_both_sides_of_a_write_stay_apart():
     """A trace is functional: what is read after the write is another value."""
 

@@ -12,10 +12,12 @@ import pytest
 
 import tracefuse
 from tracefuse.config.pass_options import options_of
+from tracefuse.passed import Passed
+from tracefuse.shared import Shared
 from tracefuse.widgets import charts
 from tracefuse.widgets.view.explorer import Explorer
 
-CLASSES = (tracefuse.Capture, tracefuse.Variant, tracefuse.CompiledGraph, tracefuse.Config, Explorer)
+CLASSES = (tracefuse.Capture, tracefuse.Variant, Passed, Shared, tracefuse.CompiledGraph, tracefuse.Config, Explorer)
 FILLING = frozenset(
     (
         "a",

@@ -51,6 +51,7 @@ PURE = {
         "optimizers",
         "optimizers/costs",
         "optimizers/fakes",
+        "optimizers/formulas",
         "optimizers/fuse",
         "optimizers/kernels",
         "optimizers/lowering",

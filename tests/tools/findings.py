@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,12 @@ def case(capture: tracefuse.Capture, trace: Trace | None = None) -> Case:
 def known(of: Case, **facts: Any) -> Case:
     """The case of a program of which other things are known."""
     return replace(of, program=replace(of.program, **facts))
+
+
+def kind_said(worth: str) -> str:
+    """How a worth is known by its own words: "measured", "predicted" or "modelled"; "" of one that names no time."""
+    said = re.search(r"\((measured|predicted|modelled)", worth)
+    return said[1] if said else ""
 
 
 def found(name: str, of: Case) -> list[Finding]:

@@ -287,6 +287,8 @@ interface Finding {
   mended: string;
   /** Whether they leave nothing of it. */
   is_mended: boolean;
+  /** How the worth of what they leave is known; "" where they leave nothing. */
+  left_kind: TimeKind | "";
   /** Parts of the time of what it is about, one after another. */
   bars: Bar[];
   trials: Trial[];

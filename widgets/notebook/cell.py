@@ -77,17 +77,18 @@ def _split_value(body: list[ast.stmt], interactivity: str) -> tuple[list[ast.stm
         shown = ast.Expr(ast.Name(last.targets[-1].id, ast.Load()))
         body = [*body, ast.fix_missing_locations(ast.copy_location(shown, last))]
     if interactivity == "all":
-        body = [_displayed(n) if isinstance(n, ast.Expr) else n for n in body[:-1]] + body[-1:]
+        body = [
+            _locate_new(ast.Expr(ast.Call(_expression("__import__('sys').displayhook"), [n.value], [])), n)
+            if isinstance(n, ast.Expr)
+            else n
+            for n in body[:-1]
+        ] + body[-1:]
     last = body[-1]
     if not isinstance(last, ast.Expr):
         return body, []
     keep = ast.Expr(ast.Call(_expression(f"{NAME}.keep"), [last.value], []))
     take = ast.Expr(_expression(f"{NAME}.take()"))
     return [*body[:-1], _locate_new(keep, last)], [_locate_new(take, last)]
-
-
-def _displayed(node: ast.Expr) -> ast.Expr:
-    return _locate_new(ast.Expr(ast.Call(_expression("__import__('sys').displayhook"), [node.value], [])), node)
 
 
 def _expression(text: str) -> ast.expr:

@@ -7,17 +7,18 @@ trace and those of all steps before that pass are the same ones as before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
 
+from tracefuse.assembly.unshown import Dropped
 from tracefuse.optimizers import liveness
-from tracefuse.optimizers.costs.cost import flops
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, op_name, producer
+from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
 from tracefuse.tables.folding import name_of
 from tracefuse.tables.memory import input_bytes
@@ -188,8 +189,7 @@ class _Around:
         self.twins = _twins(trace)
         self.saved = {s.name: s.nbytes for s in saved_values(trace)}
         self.aliases = {name: life.aliases for life in lifetimes(trace) for name in life.aliases}
-        gradients = zip(trace.returned, trace.outputs, strict=True)
-        self.of = {node.name: out.of for node, out in gradients if out.kind == "gradient"}
+        self.of = {node.name: out.of for out, node in trace.output_pairs if out.kind == "gradient"}
         self.of |= {i.name: i.source for i in trace.inputs if i.kind == "parameter"}
 
 
@@ -220,9 +220,29 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
 
 def _twins(trace: Trace) -> dict[tuple[str, int | None], list[str]]:
     """Names of the ops of each phase by autograd's sequence number, which an op shares with its twin in the other phase."""
-    found: dict[tuple[str, int | None], list[str]] = {}
-    for node in trace.ops:
-        seq = origin(node).seq
-        if seq is not None:
-            found.setdefault((phase(node), seq), []).append(node.name)
-    return found
+    ops = [node for node in trace.ops if origin(node).seq is not None]
+    groups = grouped(ops, lambda node: (phase(node), origin(node).seq))
+    return {key: [node.name for node in group] for key, group in groups.items()}
+
+
+# --- what was computed and never used ---------------------------------------------------------------------------------
+
+PROVENANCE = f"modelled: roofline of the {H100_SXM_DATASHEET.source}"
+
+
+def unused_record(dropped: Sequence[Dropped]) -> dict[str, Any]:
+    """Those ops in the order of the program, and whose times they have."""
+    return {"provenance": PROVENANCE, "ops": [_op_record(one) for one in dropped]}
+
+
+def _op_record(one: Dropped) -> dict[str, Any]:
+    where = one.origin
+    return {
+        "op": one.op,
+        "module": where.module,
+        "module_type": where.module_type,
+        "source": f"{where.source.line}: {where.source.text.strip()}" if where.source else "",
+        "phase": "backward" if where.autograd else "forward",
+        "nbytes": one.nbytes,
+        "time_us": float(f"{one.modelled_us:.4g}"),
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,26 +14,20 @@ from tracefuse.variant import Variant
 
 
 def finding_records(
-    before: Variant, after: Variant, times: tuple[OpTimes, OpTimes], tried: Mapping[TrialKey, Said]
+    variant: Variant, times: tuple[OpTimes, OpTimes], tried: Mapping[TrialKey, Said]
 ) -> list[dict[str, Any]]:
     """The findings of the program as it ran: first those that the passes leave, then those that they mend."""
-    found = after.findings(times[1], times[0] if before is after.baseline else None)
-    trials = [[] if one.is_mended else _trials(one, after, tried) for one in found]
+    found = variant.findings(times[1], times[0])
+    trials = [[] if one.is_mended else _trials(one, variant, tried) for one in found]
     records = [finding_record(one) | {"trials": tried} for one, tried in zip(found, trials, strict=True)]
     return sorted(records, key=lambda one: one["is_mended"])
 
 
 def finding_record(finding: Finding) -> dict[str, Any]:
-    """A finding without what a session adds to it: its fields, its key, and how its worth is known."""
-    record = asdict(finding) | {"key": finding.key, "kind": kind_of(finding.worth)}
+    """A finding without what a session adds to it: its fields and its key."""
+    record = asdict(finding) | {"key": finding.key}
     del record["fixes"]
     return record
-
-
-def kind_of(worth: str) -> str:
-    """How a worth is known, by its own words: "measured", "predicted" or "modelled"; "" of one that names no time."""
-    said = re.search(r"\((measured|predicted|modelled)", worth)
-    return said[1] if said else ""
 
 
 def _trials(finding: Finding, variant: Variant, tried: Mapping[TrialKey, Said]) -> Sequence[dict[str, str]]:

@@ -26,7 +26,8 @@ from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 from tracefuse.optimizers.ops import op_name
-from tracefuse.optimizers.trace import Source, Trace, recomputes
+from tracefuse.optimizers.origins import Source
+from tracefuse.optimizers.trace import Trace, recomputes
 from tracefuse.tables.folding import folded_paths
 from tracefuse.tables.replaced import (
     Replaced,

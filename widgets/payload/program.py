@@ -28,11 +28,12 @@ from tracefuse.findings.kinds import looked_for
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.optimizers.trace import val
 from tracefuse.recording.calls import Guard
 from tracefuse.steps.steps import Steps
-from tracefuse.tables.folding import folded_paths, grouped
+from tracefuse.tables.folding import folded_paths
 from tracefuse.tables.layers import Layer, layers
 from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
@@ -48,6 +49,7 @@ from tracefuse.widgets.payload.facts import (
     least_peak,
     memory,
     size,
+    unused_record,
     update_peak,
 )
 from tracefuse.widgets.payload.findings import finding_records
@@ -64,7 +66,6 @@ from tracefuse.widgets.payload.timing import (
     share_record,
     timing_record,
 )
-from tracefuse.widgets.payload.unused import unused_record
 from tracefuse.widgets.payload.values import half, values
 
 VERSION = 2
@@ -99,7 +100,7 @@ def payload(
     steps = {step.name: step for step in (*variant.passes, *(variant.update.passes if variant.update else ()))}
     rows = layers(before, after, op_times)
     as_it_ran = clock.of(variant.baseline.whole)
-    found = finding_records(variant.baseline, variant, (as_it_ran, op_times[1]), tried or {})
+    found = finding_records(variant, (as_it_ran, op_times[1]), tried or {})
     sizes = summary(beside, variant, timing)
     return {
         "version": VERSION,
@@ -213,7 +214,7 @@ def usage(variant: Variant, name: str) -> str:
 def is_differentiated(variant: Variant) -> bool:
     """Whether the one result is a number whose gradient the program computed."""
     trace = variant.program.trace
-    results = [node for one, node in zip(trace.outputs, trace.returned, strict=True) if one.kind == "result"]
+    results = [node for one, node in trace.output_pairs if one.kind == "result"]
     return len(results) == 1 and val(results[0]).numel() == 1 and any(o.kind == "gradient" for o in trace.outputs)
 
 

@@ -14,7 +14,6 @@ from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.layers import Layers
 from tracefuse.text import counted, share_text, time_text
 from tracefuse.widgets.payload.clock import DEFAULT, Clock
-from tracefuse.widgets.payload.findings import kind_of
 
 MOST_ACTIONS = 3
 LEAST = 0.005
@@ -84,15 +83,11 @@ def _share(finding: Mapping[str, Any]) -> tuple[bool, float]:
 
 def _left(finding: Mapping[str, Any]) -> str:
     """The finding's worth in its own words, where passes are on already what they leave of it."""
-    return _words(finding).partition(" (")[0]
+    return (str(finding.get("mended", "")).partition("left: ")[2] or str(finding["worth"])).partition(" (")[0]
 
 
 def _kind(finding: Mapping[str, Any]) -> str:
-    return kind_of(_words(finding))
-
-
-def _words(finding: Mapping[str, Any]) -> str:
-    return str(finding.get("mended", "")).partition("left: ")[2] or str(finding["worth"])
+    return str(finding["left_kind"] or finding["kind"])
 
 
 def worth_of(finding: Mapping[str, Any]) -> str:

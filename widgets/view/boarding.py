@@ -44,12 +44,11 @@ def swept(
         raise OptionError(
             f"these are {count} configurations, and a sweep takes at most {MOST_SWEPT}: choose fewer passes"
         )
-    made = (_changed(config, parts) for parts in itertools.product(remat, saved, *switches))
+    made = (
+        config.changed(**{name: value for part in parts for name, value in part.items()})
+        for parts in itertools.product(remat, saved, *switches)
+    )
     return list(dict.fromkeys(made))
-
-
-def _changed(config: Config, parts: Iterable[Mapping[str, Any]]) -> Config:
-    return config.changed(**{name: value for part in parts for name, value in part.items()})
 
 
 class Boarding(Answering):

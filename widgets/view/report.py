@@ -44,6 +44,10 @@ _OF_THE_SCREEN = ("version", "values", "forward", "backward", "update", "timing"
 """What only the view draws, or what the report has in another form."""
 
 
+_KIND = {"predicted": "modelled", "": "unknown"}
+"""What a report calls the kinds of a worth that it has no word of its own for."""
+
+
 class Shown(Protocol):
     """What a view shows: a variant, the one that it is compared with, what was measured, and the payload of all that."""
 
@@ -83,15 +87,10 @@ def report(shown: Shown, tried: Iterable[Tried] = ()) -> dict[str, Any]:
         "timing": timed.timing.to_json() if timed is not None and is_shown else None,
         "ablation": _ablation(shown),
         **{name: part for name, part in shown.payload.items() if name not in _OF_THE_SCREEN},
-        "findings": [one | {"kind": kind_of_number(one["worth"])} for one in shown.payload["findings"]],
+        "findings": [one | {"kind": _KIND.get(one["kind"], one["kind"])} for one in shown.payload["findings"]],
         "ignored": [{"id": one.id, "source": one.source} for one in variant.findings().ignored],
         "tried": [one.to_json() for one in tried],
     }
-
-
-def kind_of_number(worth: str) -> str:
-    """How a finding's worth is known, by what it says itself: measured, modelled, or nothing of either."""
-    return next((kind for kind in ("modelled", "measured") if kind in worth), "unknown")
 
 
 def _code(variant: Variant) -> dict[str, str]:

@@ -14,6 +14,7 @@ import planted_repeated
 import planted_surroundings
 import planting
 import pytest
+from findings import kind_said
 
 from tracefuse.findings.kinds import KINDS
 
@@ -48,6 +49,7 @@ def test_a_planted_mistake_is_named_with_its_line_and_its_fix(
     assert planting.MARK in found[0].source
     assert one.fix in found[0].fix
     assert found[0].evidence
+    assert found[0].kind == kind_said(found[0].worth)
 
 
 @pytest.mark.parametrize("one", planting.PLANTED, ids=lambda one: one.name)

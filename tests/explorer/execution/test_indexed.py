@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import tracefuse
-from tracefuse.execution.drawn import MAX_PLACES
-from tracefuse.execution.indexed import behind_places
+from tracefuse.execution.drawn import MAX_PLACES, behind_places
 
 IDS = torch.randint(50, (4, 40))
 

@@ -111,7 +111,7 @@ def failing(request: pytest.FixtureRequest) -> Iterator[list[str]]:
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     original.__kwdefaults__ = function.__kwdefaults__
-    undoes = function.__name__ in ("leave", "_take_out", "detach", "stop", "__exit__", "undo", "_unwrap_all")
+    undoes = function.__name__ in ("leave", "_take_out", "detach", "stop", "__exit__", "undo", "_take_off")
     code, defaults = function.__code__, (function.__defaults__, function.__kwdefaults__)
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ def test_the_functions_are_found() -> None:
     assert len(IN_STEPS) > 40
     assert {
         "Recorder._noted",
-        "BackwardHook.enter",
+        "Attached.enter",
         "ModuleStack._enter",
         "roles_of",
         "Left.__init__",

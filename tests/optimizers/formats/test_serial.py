@@ -21,8 +21,9 @@ from tracefuse.errors import SessionError
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.formats.serial import trace_from, trace_record
 from tracefuse.optimizers.formats.serial_arguments import check_arguments
+from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.passes import final, run_pipeline
-from tracefuse.optimizers.trace import Source, Trace, origin, phase, set_origin
+from tracefuse.optimizers.trace import Trace, origin, phase, set_origin
 
 
 def through_json(trace: Trace) -> Trace:

@@ -89,7 +89,7 @@ def by_kernel(
 def by_torch(
     logits: Tensor, targets: Tensor, factor: Tensor, losses: Tensor, is_wanted: bool, block: int, row: Row = PLAIN
 ) -> None:
-    runtime.softmax_gradient_by_torch(logits, targets, factor, losses, IGNORED, is_wanted, *row)
+    runtime.softmax_gradient_by_torch(logits, targets, factor, losses, IGNORED, is_wanted, row)
 
 
 HOW = [pytest.param(by_kernel, marks=interpreted), by_torch]
@@ -294,7 +294,7 @@ def test_on_a_gpu_smoothed_labels_and_capped_logits(dtype: torch.dtype, row: Row
     logits, targets = (t.cuda() for t in chunk(5, 50257, dtype))
     losses = torch.empty(5, dtype=torch.promote_types(dtype, f32), device="cuda")
     wanted_losses, wanted = expected(logits, targets, 0.25, row)
-    runtime.softmax_gradient(logits, targets, losses.new_tensor(0.25), losses, IGNORED, True, *row)
+    runtime.softmax_gradient(logits, targets, losses.new_tensor(0.25), losses, IGNORED, True, row)
     assert error(losses, wanted_losses) < 10 * EPS[losses.dtype]
     assert error(logits, wanted) < EPS[dtype] + 10 * EPS[losses.dtype]
 

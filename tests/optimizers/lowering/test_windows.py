@@ -208,6 +208,32 @@ def test_a_sum_or_product_is_computed_again_rather_than_stored() -> None:
     assert kernel.name.startswith("fused_mul_max_pool2d_with_indices_add")
 
 
+def test_the_backward_of_a_pool_reads_where_the_largest_was() -> None:
+    """Each element of the gradient would look through its windows again: softplus four times, four times."""
+    with tracefuse.capture() as capture:
+        train(lambda x: F.max_pool2d(F.softplus(x), 2), torch.randn(2, 3, 8, 8))
+    variant = capture.optimize()
+    (backward,) = [k for k in variant.kernels if "backward" in k.name]
+    assert aten.max_pool2d_with_indices.default not in {node.target for node in backward.body.ops}
+    said = [d.reason for p in variant.passes if p.name == "remat" for d in p.decisions]
+    assert any("look through its windows" in reason for reason in said)
+
+
+def test_what_every_channel_reads_is_computed_once_where_that_takes_less_time() -> None:
+    """Programs that sum down the images of a channel each would compute what is broadcast over the channels."""
+
+    def bias_below(y: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        wide = grad * torch.tanh(torch.tanh(y)).expand_as(grad)
+        return wide, wide.sum((0, 2, 3))
+
+    kernels, decisions = fused(bias_below, torch.randn(8, 1, 32, 32), torch.randn(8, 64, 32, 32))
+    assert [aten.tanh.default in {n.target for n in k.body.ops} for k in kernels] == [True, False]
+    (split,) = [d for d in decisions if d.action == "split"]
+    assert "reads each element of tanh_1 64 times" in split.reason
+    of_two, _ = fused(bias_below, torch.randn(8, 1, 32, 32), torch.randn(8, 2, 32, 32))
+    assert len(of_two) == 1, "it is computed while the memory is waited for"
+
+
 def test_the_backward_of_a_pool_does_not_read_the_pools_operand() -> None:
     (kernel,) = [k for k in trained_kernels(lambda x: F.max_pool2d(x, 2)) if "backward" in k.name]
     grad, indices = 2 * 3 * 4 * 4 * 4, 2 * 3 * 4 * 4 * 8

@@ -14,13 +14,13 @@ import programs
 import pytest
 import torch
 from cuda_traces import with_leaf_on_the_cpu
+from findings import kind_said
 
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.fixes import NO_GPU
 from tracefuse.errors import FixError
 from tracefuse.widgets.html import to_html
-from tracefuse.widgets.payload.findings import kind_of
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.payload.program import payload
@@ -183,7 +183,7 @@ def test_every_time_of_a_finding_says_how_it_is_known(measured_steps: list[dict[
             said = [text for _, text in one["evidence"]] + [one["worth"], one["mended"]]
             unmarked = [text for text in said if _TIME.search(text) and not _KIND.search(text)]
             assert unmarked == []
-            assert one["kind"] == kind_of(one["worth"])
+            assert one["kind"] == kind_said(one["worth"])
             assert bool(one["kind"]) or not _TIME.search(one["worth"])
 
 
@@ -199,7 +199,7 @@ def test_what_is_modelled_beside_a_measured_step_names_both_kinds() -> None:
     modelled = variant.op_times
     measured = replace(modelled, provenance="measured on a test")
     (one,) = (one for one in variant.baseline.findings(captured=measured) if one.id == "never-used")
-    assert kind_of(one.worth) == "modelled"
+    assert one.kind == "modelled"
     assert one.worth.endswith("; the step: measured on a test)")
     (one,) = (one for one in variant.baseline.findings(captured=modelled) if one.id == "never-used")
     assert "; the step: " not in one.worth
@@ -222,19 +222,3 @@ def measured_steps() -> list[dict[str, Any]]:
     explorer.measure()
     explorer.show_times_of("here")
     return [*shown, explorer.payload]
-
-
-@pytest.mark.parametrize(
-    ("worth", "kind"),
-    [
-        ("2 ms of 9 ms a step, 21 % (measured on CPU, op by op)", "measured"),
-        ("2 ms of 9 ms a step, 21 % (predicted for CPU: the rest is modelled)", "predicted"),
-        (
-            "2 ms beside the 9 ms of what is used, 18 % of both (modelled: roofline; the step: measured on CPU)",
-            "modelled",
-        ),
-        ("nothing on a CPU; on a GPU the host would wait", ""),
-    ],
-)
-def test_a_worth_has_the_kind_of_its_own_number(worth: str, kind: str) -> None:
-    assert kind_of(worth) == kind

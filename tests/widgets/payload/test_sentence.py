@@ -78,7 +78,10 @@ def test_what_is_worth_most_leads_and_what_is_worth_nothing_here_comes_last() ->
         "large": "6 ms of 10 ms a step, 60 % (measured on a GPU)",
         "most": "at most 2 ms of 10 ms a step, 20 % (measured on a GPU)",
     }
-    findings = [{"key": at, "title": at, "worth": worth, "is_mended": False} for at, worth in worths.items()]
+    findings = [
+        {"key": at, "title": at, "worth": worth, "kind": "", "left_kind": "", "is_mended": False}
+        for at, worth in worths.items()
+    ]
     summary = {"ops": (3, 3), "saved_bytes": (0, 0)}
     rows = layers(variant().baseline.whole, variant().whole, clock("measured on").times)
     said = sentence_record(clock("measured on"), rows, findings, summary, True, {})

@@ -39,7 +39,7 @@ export class Connection {
   }
 }
 
-/** The rule that hides the still form of a view, and in JupyterLab the output that it is: see widgets/view/still.py. @param {string} key */
+/** The rule that hides the still form of a view, and in JupyterLab the output that it is: see widgets/view/keeping.py. @param {string} key */
 export function hidden(key) {
   return `.jp-OutputArea-child:has(.tf-still-${key}), .tf-still-${key} { display: none; }`;
 }

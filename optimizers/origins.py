@@ -1,0 +1,57 @@
+"""Where in the user's program an op comes from: its line, its module, and the autograd node that ran it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a program: `file`, 1-based `line`, enclosing `function`, and the line's own `text`.
+
+    `label` is what a person calls the file: "model.py", "In[3]".
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    label: str = ""
+
+    @property
+    def place(self) -> str:
+        """`In[3]:4`"""
+        return f"{self.label or self.file}:{self.line}"
+
+    def __str__(self) -> str:
+        """`In[3]:4  loss = model(x)`"""
+        return f"{self.place}  {self.text.strip()}"
+
+
+@dataclass(frozen=True)
+class Source(Line):
+    """The innermost line of the user's program, which may stand in an installed library such as transformers: then `called` is
+    the line of the user's project that called it. That does not tell two sources apart."""
+
+    called: Line | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an op comes from.
+
+    `module` is the dotted path of the innermost `nn.Module` ("h.0.attn", empty outside modules), `module_type` its class,
+    `source` the user's line, `autograd` the autograd node that ran the op ("MulBackward0", empty in the forward), `seq`
+    autograd's sequence number, equal for an op and its forward twin, and `rng` the index of the generator state that a
+    random op drew from when it was captured.
+    """
+
+    module: str = ""
+    module_type: str = ""
+    source: Source | None = None
+    autograd: str = ""
+    seq: int | None = None
+    rng: int | None = None
+
+
+NOWHERE = Origin()
