@@ -16,7 +16,7 @@ from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.payload.timeline import timeline_record
 
 pytestmark = pytest.mark.browser
-TABS = ("trace", "layers", "graph", "code", "timeline", "findings", "kernels", "timing", "board", "notes")
+TABS = ("trace", "layers", "graph", "code", "timeline", "memory", "findings", "kernels", "timing", "board", "notes")
 # Notes where the keyboard is; false once it has left the view.
 NOTE = """() => {
     const at = document.activeElement;
@@ -136,9 +136,11 @@ def test_buttons_walk_the_changes(page: Page, press: Press) -> None:
 def test_what_a_pass_did_is_closed(page: Page, press: Press) -> None:
     open_tab(page, "code")
     press(page.get_by_test_id("tf-toggle-decompose"))  # this page holds no other choice: nothing is switched
-    expect(page.get_by_test_id("tf-strip")).to_be_visible()
-    press(page.get_by_test_id("tf-strip").get_by_role("button", name="close"))
-    expect(page.get_by_test_id("tf-strip")).to_be_hidden()
+    strip, close = page.get_by_test_id("tf-strip"), page.get_by_test_id("tf-strip").locator(".tf-close")
+    expect(strip).to_contain_text("What decompose did")
+    press(close)
+    expect(strip).not_to_contain_text("What")
+    expect(close).to_be_hidden()
 
 
 def test_the_details_lead_to_what_they_name(page: Page, press: Press) -> None:

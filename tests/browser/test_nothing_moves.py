@@ -23,7 +23,7 @@ from tracefuse.widgets.view.explorer import Explorer
 
 pytestmark = pytest.mark.browser
 
-TABS = ("trace", "layers", "graph", "code", "timeline", "findings", "kernels", "timing", "board", "notes")
+TABS = ("trace", "layers", "graph", "code", "timeline", "memory", "findings", "kernels", "timing", "board", "notes")
 WIDTHS = (800, 1024, 1170, 1440)
 # Payloads by number, as `opened` holds them, and what else is shown.
 IDLE = {"busy": "", "progress": None, "text": "", "error": None}

@@ -231,7 +231,19 @@ def test_the_address_is_a_link_to_what_is_open_and_selected(page: Page, browser:
 
 
 def test_every_panel_works_on_what_is_stored(page: Page) -> None:
-    for tab in ("trace", "layers", "graph", "code", "timeline", "findings", "kernels", "timing", "board", "notes"):
+    for tab in (
+        "trace",
+        "layers",
+        "graph",
+        "code",
+        "timeline",
+        "memory",
+        "findings",
+        "kernels",
+        "timing",
+        "board",
+        "notes",
+    ):
         page.get_by_test_id(f"tf-tab-{tab}").click()
         expect(page.get_by_test_id(f"tf-tab-{tab}")).to_have_attribute("aria-selected", "true")
         body = page.locator(".tf-tab-body > *")

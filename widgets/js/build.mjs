@@ -38,34 +38,36 @@ async function bundled() {
   return outputFiles[0].text;
 }
 
-/** Four bytes are five of these letters, of which none ends a string or opens a tag: a sixteenth shorter than base64. */
-const LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&_,;~()[]{}@%";
+/** 13 bits are two of these 91 letters, of which none ends a string or opens a tag: a thirteenth shorter than base64. */
+const LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&_,;~()[]{}@%#$'`>|";
 
 /** @param {Buffer} bytes */
 function written(bytes) {
-  const padded = Buffer.concat([bytes, Buffer.alloc((4 - (bytes.length % 4)) % 4)]);
-  let text = "";
-  for (let at = 0; at < padded.length; at += 4) {
-    let letters = "";
-    for (let left = padded.readUInt32BE(at), i = 0; i < 5; i += 1, left = Math.floor(left / 85)) letters = LETTERS[left % 85] + letters;
-    text += letters;
+  let [text, bits, count] = ["", 0, 0];
+  for (const byte of [...bytes, 0, 0]) {
+    bits = (bits << 8) | byte;
+    count += 8;
+    if (count < 13) continue;
+    count -= 13;
+    const pair = bits >> count;
+    text += LETTERS[Math.floor(pair / 91)] + LETTERS[pair % 91];
+    bits &= (1 << count) - 1;
   }
   return text;
 }
 
 /** @param {string} text a module that exports `default` and `mountPage` */
 function packed(text) {
-  const bytes = deflateRawSync(text, { level: 9, memLevel: 9 });
-  return `// The view, packed by widgets/js/build.mjs from the modules beside it.
+  const bytes = deflateRawSync(text, { level: 9, memLevel: 7 });
+  return `// Made by widgets/js/build.mjs.
 const letters = "${LETTERS}";
 const packed = "${written(bytes)}";
-const data = new DataView(new ArrayBuffer((packed.length / 5) * 4));
-for (let at = 0; at < packed.length; at += 5) {
-  let number = 0;
-  for (let i = at; i < at + 5; i += 1) number = number * 85 + letters.indexOf(packed[i]);
-  data.setUint32((at / 5) * 4, number);
+const data = new Uint8Array(${bytes.length});
+for (let at = 0, from = 0, bits = 0, count = 0; at < data.length; from += 2) {
+  bits = (bits << 13) | (letters.indexOf(packed[from]) * 91 + letters.indexOf(packed[from + 1]));
+  for (count += 13; count > 7; bits &= (1 << count) - 1) data[at++] = bits >> (count -= 8);
 }
-const stream = new Blob([data.buffer.slice(0, ${bytes.length})]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+const stream = new Blob([data]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
 const url = URL.createObjectURL(new Blob([await new Response(stream).text()], { type: "text/javascript" }));
 const view = await import(url);
 URL.revokeObjectURL(url);
@@ -77,12 +79,12 @@ export const mountPage = view.mountPage;
 /** The view in a packed file. @param {string} file */
 function unpacked(file) {
   const [, letters = ""] = file.match(/const packed = "([^"]*)"/) ?? [];
-  const bytes = Buffer.alloc((letters.length / 5) * 4);
-  for (let at = 0; at < letters.length; at += 5) {
-    const number = [...letters.slice(at, at + 5)].reduce((sum, letter) => sum * 85 + LETTERS.indexOf(letter), 0);
-    bytes.writeUInt32BE(number, (at / 5) * 4);
+  const bytes = [];
+  for (let from = 0, bits = 0, count = 0; from < letters.length; from += 2) {
+    bits = (bits << 13) | (LETTERS.indexOf(letters[from]) * 91 + LETTERS.indexOf(letters[from + 1]));
+    for (count += 13; count > 7; bits &= (1 << count) - 1) bytes.push(bits >> (count -= 8));
   }
-  return inflateRawSync(bytes).toString();
+  return inflateRawSync(Buffer.from(bytes)).toString();
 }
 
 const text = await bundled();

@@ -40,6 +40,10 @@ interface Line {
   value: string;
   kind: "signature" | "input" | "group" | "op" | "free" | "return" | "blank";
   diff: " " | "+" | "-" | "~";
+  /** Of two texts side by side, and never on the wire: the part of the code that the other one has not. */
+  differs?: [number, number];
+  /** Likewise: nothing, beside a line that came or went. */
+  filler?: boolean;
 }
 
 interface Half {
@@ -92,6 +96,16 @@ interface Memory {
   again: number[];
   /** Of every other storage: first op, last op, bytes, purpose (an index into `PURPOSES`), one after another. */
   storages: number[];
+}
+
+/** What is alive in the op with the most bytes, before and after the passes. */
+interface AtPeak {
+  /** What storages are there for, with their bytes. */
+  purposes: [string, number, number][];
+  /** Of those that are saved: module, identical ones as one; reason; bytes before and after; storages after, and the largest one's value. */
+  saved: [string, string, number, number, number, string][];
+  /** Those ops; "" of a program without any. */
+  at: [string, string];
 }
 
 /** All decisions with one action and one reason. */
@@ -152,13 +166,16 @@ interface Clock {
 
 type TimeKind = "measured" | "predicted" | "modelled";
 
-/** Both halves, and the update, as one pass leaves them, marked against what it was given. */
+/** A half with the whole text before it. */
+type TwoTexts = Half & { before: Line[] };
+
+/** Both halves, and the update, as one pass leaves them, marked against what it was given; of the pass "*" as all leave them. */
 interface PassDiff {
   pass: string;
-  forward: Half;
-  backward: Half;
+  forward: TwoTexts;
+  backward: TwoTexts;
   /** Null of a program without one. */
-  update: Half | null;
+  update: TwoTexts | null;
 }
 
 /** A median, and an interval that covers the true one with probability `coverage`: less than 0.95 of few samples. */
@@ -373,6 +390,7 @@ interface Payload {
     modules: [string, number, number][];
     /** Of each value that is saved with the passes: its reason. */
     why: Record<string, string>;
+    at_peak: AtPeak;
   };
   kernels: KernelRecord[];
   aten: AtenRecord[];

@@ -7,7 +7,7 @@ trace and those of all steps before that pass are the same ones as before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,7 @@ from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
+from tracefuse.tables.folding import name_of
 from tracefuse.tables.memory import input_bytes
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ def memory(trace: Trace) -> dict[str, Any]:
     peak = max(live, default=0)
     names = [node.name for node in trace.ops]
     at = live.index(peak) if live else -1
-    alive = sorted((one for one in lifetimes(trace) if one.start <= at <= one.end), key=lambda one: -one.nbytes)
+    alive = sorted(_alive_at_peak(trace), key=lambda one: -one.nbytes)
     largest = [[one.name, one.nbytes] for one in alive[:MAX_ALIVE]]
     return {
         "ops": names,
@@ -84,6 +85,38 @@ def memory(trace: Trace) -> dict[str, Any]:
         "again": [at for at, node in enumerate(trace.ops) if _computes_again(node)],
         "storages": _storages(lifetimes(trace), peak),
     }
+
+
+def at_peak(
+    traces: tuple[Trace, Trace], whys: tuple[Mapping[str, str], Mapping[str, str]], folds: Mapping[str, str]
+) -> dict[str, Any]:
+    """What is alive in the op with the most bytes, before and after: by purpose; and of what is saved by module, alike ones as
+    one, and reason, with the number of storages after and the largest one's value. `whys` are the reasons by value."""
+    purposes: dict[str, list[int]] = {}
+    saved: dict[tuple[str, str], list[int]] = {}
+    largest: dict[tuple[str, str], tuple[int, str]] = {}
+    for side, (trace, why) in enumerate(zip(traces, whys, strict=True)):
+        nodes = {node.name: node for node in trace.graph.nodes}
+        for life in _alive_at_peak(trace):
+            purposes.setdefault(life.kind, [0, 0])[side] += life.nbytes
+            if life.kind == "saved":
+                reason = next((why[name] for name in life.aliases if name in why), "gradient")
+                place = name_of(nodes[life.aliases[0]], folds), reason
+                sums = saved.setdefault(place, [0, 0, 0])
+                sums[side] += life.nbytes
+                sums[2] += side
+                largest[place] = max(largest.get(place, (-1, "")), (life.nbytes, life.name), key=lambda one: one[0])
+    return {
+        "purposes": [[kind, *purposes[kind]] for kind in liveness.KINDS if kind in purposes],
+        "saved": [[*place, *sums, largest[place][1]] for place, sums in saved.items()],
+        "at": [memory(trace)["at"] for trace in traces],
+    }
+
+
+def _alive_at_peak(trace: Trace) -> list[liveness.Lifetime]:
+    live = live_bytes(trace)
+    at = live.index(max(live)) if live else -1
+    return [one for one in lifetimes(trace) if one.start <= at <= one.end]
 
 
 @per_trace

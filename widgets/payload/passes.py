@@ -9,8 +9,9 @@ from typing import Any
 from tracefuse.config.configuration import Config
 from tracefuse.config.pass_options import PassOption, written
 from tracefuse.optimizers.passes import Decision, PassRecord
+from tracefuse.optimizers.trace import Trace
 from tracefuse.widgets.payload.facts import size
-from tracefuse.widgets.payload.values import half
+from tracefuse.widgets.payload.values import sides
 
 
 def pass_record(name: str, config: Config, records: Sequence[PassRecord]) -> dict[str, Any]:
@@ -73,6 +74,12 @@ def change_record(
     record, late = (next((one for one in some if one.name == name), None) for some in (records, of_update))
     if record is None:
         return None
-    halves = zip(("forward", "backward"), record.before.split(), record.after.split(), strict=True)
-    update = {"update": None if late is None else half(late.before, late.after)}
-    return {"pass": name} | {side: half(before, after) for side, before, after in halves} | update
+    return changes_record(name, (record.before, record.after), None if late is None else (late.before, late.after))
+
+
+def changes_record(name: str, pair: tuple[Trace, Trace], of_update: tuple[Trace, Trace] | None) -> dict[str, Any]:
+    """What lies between two traces with one backward, and two updates, as what `name` changed."""
+    before, after = pair
+    halves = zip(("forward", "backward"), before.split(), after.split(), strict=True)
+    update = {"update": None if of_update is None else sides(*of_update)}
+    return {"pass": name} | {side: sides(*both) for side, *both in halves} | update

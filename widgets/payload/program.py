@@ -33,6 +33,7 @@ from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.optimizers.trace import val
 from tracefuse.recording.calls import Guard
 from tracefuse.steps.steps import Steps
+from tracefuse.tables.folding import folded_paths
 from tracefuse.tables.layers import Layer, layers
 from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
@@ -42,6 +43,7 @@ from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
 from tracefuse.widgets.payload.facts import (
+    at_peak,
     gpu_input_bytes,
     held_throughout,
     least_peak,
@@ -160,12 +162,14 @@ def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any
 
 
 def saved_record(before: Variant, after: Variant) -> dict[str, Any]:
-    """What is saved for the backward, by reason and by module, and for each value why."""
+    """What is saved for the backward, by reason and by module, for each value why, and what of it is alive at the peak."""
     rows = saved_rows(before.trace, after.trace, after.passes, before.passes)
+    whys = tuple({row.name: row.reason for row in rows if row.nbytes[side]} for side in (0, 1))
     return {
         "reasons": [[group.name, *group.nbytes, REASONS[group.name]] for group in by_reason(rows)],
         "modules": [[group.name, *group.nbytes] for group in by_module(rows)],
-        "why": {row.name: row.reason for row in rows if row.nbytes.after},
+        "why": whys[1],
+        "at_peak": at_peak((before.whole_in_place, after.whole_in_place), whys, folded_paths(before.whole)),
     }
 
 

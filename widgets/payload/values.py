@@ -183,6 +183,16 @@ def half(before: Trace, after: Trace) -> dict[str, Any]:
     }
 
 
+def sides(before: Trace, after: Trace) -> dict[str, Any]:
+    """`half`, and beside it the whole text before, with "-" at the lines that are gone or have changed."""
+    found = half(before, after)
+    gone = {line["value"] or line["kind"] for line in found["lines"] if line["diff"] == "-" and line["kind"] != "group"}
+    lines = (
+        replace(line, mark="-") if line.kind in _ALIGNED and line.key in gone else line for line in lines_of(before)
+    )
+    return found | {"before": [_line_record(line) for line in lines]}
+
+
 def _line_record(line: Line) -> dict[str, str]:
     return {"code": line.code, "comment": line.comment, "value": line.value, "kind": line.kind, "diff": line.mark}
 

@@ -21,7 +21,7 @@ from tracefuse.measure.tried import Tried
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.payload.measured import Measured
-from tracefuse.widgets.payload.passes import change_record, config_record
+from tracefuse.widgets.payload.passes import change_record, changes_record, config_record
 from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.text import board_text, to_text
 from tracefuse.widgets.view.keeping import Keeping
@@ -111,11 +111,17 @@ class Explorer(Keeping):
             self._update_still()
 
     def show_pass(self, name: str) -> None:
-        """Show beside the whole what the pass called `name` alone changed, as the trait `step`; nothing for "" or while it is
-        off."""
+        """Show beside the whole what the pass called `name` alone changed, as the trait `step`; for "*" what all of them did,
+        with the text before, and nothing for "" or while the pass is off."""
         with self._lock:
-            update = self.variant.update
-            self.step = change_record(name, self.variant.passes, () if update is None else update.passes)
+            shown, beside = self.variant, self.baseline or self.variant.baseline
+            if name == "*":
+                updates = (
+                    None if shown.update is None or beside.update is None else (beside.update.trace, shown.update.trace)
+                )
+                self.step = changes_record(name, (beside.trace, shown.trace), updates)
+            else:
+                self.step = change_record(name, shown.passes, () if shown.update is None else shown.update.passes)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""

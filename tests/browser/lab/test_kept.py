@@ -71,7 +71,19 @@ def check_view(view: FrameLocator) -> None:
     expect(fuse).not_to_be_checked()
     expect(view.get_by_test_id("tf-pass-fuse")).to_have_class(re.compile("tf-off"))
     fuse.click()
-    for tab in ("layers", "graph", "code", "timeline", "findings", "kernels", "timing", "board", "notes", "trace"):
+    for tab in (
+        "layers",
+        "graph",
+        "code",
+        "timeline",
+        "memory",
+        "findings",
+        "kernels",
+        "timing",
+        "board",
+        "notes",
+        "trace",
+    ):
         view.get_by_test_id(f"tf-tab-{tab}").click()
         expect(view.get_by_test_id(f"tf-tab-{tab}")).to_have_attribute("aria-selected", "true")
     expect(view.get_by_test_id("tf-measure")).to_be_disabled()

@@ -10,7 +10,7 @@ import torch
 
 import tracefuse
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload.values import Line, diff, lines_of
+from tracefuse.widgets.payload.values import Line, diff, lines_of, sides
 
 
 @cache
@@ -89,3 +89,18 @@ def test_a_diff_holds_both_versions(name: str) -> None:
     gone = {line.value for line in merged if line.mark == "-" and line.kind == "op"}
     kept = {line.value for line in merged if line.mark == " " and line.kind == "op"}
     assert gone | kept == {line.value for line in before if line.kind == "op"}
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "rope"])
+def test_two_texts_are_each_the_whole_of_their_own(name: str) -> None:
+    """What is unmarked before is what is unmarked after, in one order; all else is "-" before and "+" or "~" after."""
+    for record in variant(name).passes:
+        for before, after in zip(record.before.split(), record.after.split(), strict=True):
+            found = sides(before, after)
+            text = [(line["code"], line["comment"]) for line in found["before"]]
+            assert text == [(line.code, line.comment) for line in lines_of(before)]
+            ops = [[line for line in found[part] if line["kind"] == "op"] for part in ("before", "lines")]
+            kept = [[(line["value"], line["code"]) for line in part if line["diff"] == " "] for part in ops]
+            assert kept[0] == kept[1]
+            gone = [sorted(line["code"] for line in part if line["diff"] == "-") for part in ops]
+            assert gone[0] == gone[1]

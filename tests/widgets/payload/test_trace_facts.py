@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import programs
 import pytest
 import torch
 
 import tracefuse
-from tracefuse.optimizers.liveness import live_bytes, peak_bytes, saved_bytes
+from tracefuse.demo import GPT, batch
+from tracefuse.optimizers.liveness import lifetimes, live_bytes, peak_bytes, saved_bytes
+from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.optimizers.trace import Trace
 from tracefuse.widgets.payload import facts as trace_facts
 from tracefuse.widgets.payload.facts import memory, per_trace, size
@@ -63,3 +66,37 @@ def test_no_budget_gets_the_peak_below_the_least(name: str) -> None:
         least = trace_facts.least_peak(low.trace)
         assert 0 < least <= trace_facts.size(low.trace).peak_bytes
         assert trace_facts.least_peak(variant.with_config(fuse=fuse).trace) == least  # whatever is recomputed
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "rope"])
+@pytest.mark.parametrize("passes", [{}, {"remat": 0.0}, {"fuse": False}])
+def test_what_is_alive_at_the_peak_is_all_that_is(name: str, passes: dict[str, Any]) -> None:
+    """Of each side by purpose and, of what is saved, by module and reason: every byte of the peak, once."""
+    capture = captured(name)
+    variant = capture.optimize(**passes)
+    found = payload(variant)["memory"]
+    at_peak = found["at_peak"]
+    for side, trace in enumerate((variant.baseline.whole_in_place, variant.whole_in_place)):
+        live = live_bytes(trace)
+        assert sum(purpose[1 + side] for purpose in at_peak["purposes"]) == max(live) == peak_bytes(trace)
+        at = trace.ops[live.index(max(live))].name
+        assert at_peak["at"][side] == at
+        alive = [
+            one for one in lifetimes(trace) if one.kind == "saved" and one.start <= live.index(max(live)) <= one.end
+        ]
+        assert sum(row[2 + side] for row in at_peak["saved"]) == sum(one.nbytes for one in alive)
+    assert sum(row[4] for row in at_peak["saved"]) == len(alive)
+    assert {row[1] for row in at_peak["saved"]} <= set(REASONS)
+    assert {row[5] for row in at_peak["saved"]} <= payload(variant)["values"].keys()
+
+
+def test_alike_modules_share_a_row_of_the_peak() -> None:
+    torch.manual_seed(0)
+    rows = {}
+    for layers in (2, 6):
+        model, data = GPT(layers=layers, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+        variant = tracefuse.capture(lambda model=model, data=data: model(*data).backward()).optimize()
+        rows[layers] = payload(variant)["memory"]["at_peak"]["saved"]
+    assert {tuple(row[:2]) for row in rows[2]} == {tuple(row[:2]) for row in rows[6]}
+    of = {tuple(row[:2]): row for row in rows[6]}
+    assert of["h.*.mlp.up", "activation"][4] == 6

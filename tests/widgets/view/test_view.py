@@ -22,6 +22,7 @@ from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.notebook import magic
 from tracefuse.widgets.payload.pack import decode
+from tracefuse.widgets.payload.values import lines_of
 from tracefuse.widgets.view.answering import IDLE
 from tracefuse.widgets.view.explorer import Explorer
 from tracefuse.widgets.view.takeaway import TAKEAWAYS
@@ -510,3 +511,16 @@ def test_right_after_a_measurement_what_is_shown_can_be_pinned_and_its_times_sta
     explorer.unpin()
     explorer.configure({"cat": True})
     assert not explorer.payload["timing"]["stale"]
+
+
+def test_all_passes_together_are_asked_for_with_the_text_before(explorer: Explorer) -> None:
+    send(explorer, {"type": "show_pass", "pass": "*"})
+    assert explorer.step is not None
+    for side in ("forward", "backward"):
+        own = {name: explorer.step[side][name] for name in explorer.payload[side]}
+        assert own == explorer.payload[side]
+        text = [(line["code"], line["comment"]) for line in explorer.step[side]["before"]]
+        captured = getattr(explorer.variant.baseline, side)
+        assert text == [(line.code, line.comment) for line in lines_of(captured)]
+    send(explorer, {"type": "configure", "changes": {"fuse": False}})
+    assert explorer.step["forward"]["lines"] == explorer.payload["forward"]["lines"]

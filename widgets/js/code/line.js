@@ -17,28 +17,37 @@ const OVERLOAD = ".default";
  * @param {(name: string, token: HTMLElement) => void} found called with each name of a value
  */
 export function codeLine(line, values, kernels, found) {
+  if (line.filler) return h("div", { class: `tf-line tf-is-${line.kind} tf-is-filler` });
   const mark = line.diff;
   const isOp = line.kind === "op";
   return h(
     "div",
     { class: `tf-line tf-is-${line.kind}${CLASSES[mark]}${isOp && ITEM.test(line.code) ? " tf-is-item" : ""}`, "data-defines": line.value || null },
     h("span", { class: "tf-glyph", role: CHANGED[mark] && "img", "aria-label": CHANGED[mark] }, GLYPHS[mark]),
-    h("code", null, ...paint(line.code, values, kernels, found), !isOp && line.comment && h("span", { class: "tf-type" }, line.comment)),
+    h("code", null, ...paint(line, values, kernels, found), !isOp && line.comment && h("span", { class: "tf-type" }, line.comment)),
     isOp && line.comment && types(line.comment),
   );
 }
 
-/** @param {string} code @param {Record<string, Value>} values @param {Set<string>} kernels @param {(name: string, token: HTMLElement) => void} found */
-function paint(code, values, kernels, found) {
-  return tokens(code).map(({ kind, text }) => {
-    if (kind === "op") return operator(text);
-    if (kind !== "name") return kind ? h("span", { class: `tf-${kind}` }, text) : text;
-    if (kernels.has(text)) return h("span", { class: "tf-kernel", "data-kernel": text, title: "show the Triton source" }, text);
-    if (!Object.hasOwn(values, text)) return text;
-    const token = h("span", { class: "tf-value", "data-value": text }, text);
-    found(text, token);
-    return token;
+/** @param {Line} line @param {Record<string, Value>} values @param {Set<string>} kernels @param {(name: string, token: HTMLElement) => void} found */
+function paint({ code, differs }, values, kernels, found) {
+  let at = 0;
+  return tokens(code).map((token) => {
+    const [start, end] = [at, (at += token.text.length)];
+    const shown = painted(token, values, kernels, found);
+    return differs && start < differs[1] && end > differs[0] ? h("span", { class: "tf-differs" }, shown) : shown;
   });
+}
+
+/** @param {ReturnType<typeof tokens>[number]} token @param {Record<string, Value>} values @param {Set<string>} kernels @param {(name: string, token: HTMLElement) => void} found */
+function painted({ kind, text }, values, kernels, found) {
+  if (kind === "op") return operator(text);
+  if (kind !== "name") return kind ? h("span", { class: `tf-${kind}` }, text) : text;
+  if (kernels.has(text)) return h("span", { class: "tf-kernel", "data-kernel": text, title: "show the Triton source" }, text);
+  if (!Object.hasOwn(values, text)) return text;
+  const token = h("span", { class: "tf-value", "data-value": text }, text);
+  found(text, token);
+  return token;
 }
 
 /** What all operators and most overloads share is there for copying, and takes no room. @param {string} text "torch.ops.aten.mm.default" */

@@ -11,7 +11,7 @@ const HEIGHT = 18;
 const BLANK_HEIGHT = 8;
 const MARKS = /** @type {const} */ (["tf-selected", "tf-current", "tf-twin", "tf-jump"]);
 
-/** @typedef {{ removed: boolean, changes: boolean, frees: boolean }} Shown what lines are shown: removed ones too, changes only, `del` too */
+/** @typedef {{ removed: boolean, changes: boolean, frees: boolean, side: boolean }} Shown what lines are shown: removed ones too, changes only, `del` too; whether it is one of two texts side by side */
 
 export class CodePane {
   /**
@@ -24,7 +24,7 @@ export class CodePane {
     this.tokens = new Map();
     /** The line that defines a value. @type {Map<string, HTMLElement>} */
     this.rows = new Map();
-    /** Where each run of changed lines begins. @type {HTMLElement[]} */
+    /** Where each run of changed lines begins: a line that names a value, if one does. @type {(HTMLElement | undefined)[]} */
     this.starts = [];
     /** What unfolds the lines of a value that is folded away. @type {Map<string, () => void>} */
     this.folded = new Map();
@@ -56,7 +56,7 @@ export class CodePane {
     const body = lines.filter((line) => line.kind !== "input" && line.kind !== "signature");
     const inputs = lines.filter((line) => line.kind === "input");
     const content = shown.changes ? fold(body).flatMap((run) => (run.folded ? [this.fold(run.lines)] : this.chunks(run.lines))) : this.chunks(body);
-    this.body.replaceChildren(...lines.filter((line) => line.kind === "signature").map(this.row), this.inputs(inputs, shown.removed), ...content);
+    this.body.replaceChildren(...lines.filter((line) => line.kind === "signature").map(this.row), this.inputs(inputs, shown), ...content);
     this.starts = this.changeRows(body);
     this.head(half, baseline.call);
     this.restore(anchor);
@@ -117,9 +117,10 @@ export class CodePane {
     return button;
   }
 
-  /** @param {Line[]} lines @param {boolean} removed */
-  inputs(lines, removed) {
-    const count = (/** @type {string} */ mark) => lines.filter((line) => line.diff === mark).length;
+  /** @param {Line[]} lines @param {Shown} shown */
+  inputs(lines, { removed, side }) {
+    const count = (/** @type {string} */ mark) => lines.filter((line) => line.diff === mark && !line.filler).length;
+    const fillers = lines.filter((line) => line.filler).length;
     const [plus, minus] = [count("+"), count("-")];
     return h(
       "details",
@@ -127,7 +128,7 @@ export class CodePane {
       h(
         "summary",
         null,
-        plural(lines.length - minus, "input"),
+        plural(lines.length - fillers - (side ? 0 : minus), "input"),
         removed && plus > 0 && h("span", { class: "tf-plus" }, ` +${plus}`),
         removed && minus > 0 && h("span", { class: "tf-minus" }, ` −${minus}`),
       ),
@@ -135,14 +136,19 @@ export class CodePane {
     );
   }
 
+  /** @param {boolean} isOpen */
+  openInputs(isOpen) {
+    const inputs = this.body.querySelector("details");
+    if (inputs && inputs.open !== isOpen) inputs.open = isOpen;
+  }
+
   /** The first line of each change that names a value, since that can be selected. @param {Line[]} lines */
   changeRows(lines) {
-    const found = changeStarts(lines).map((start) => {
+    return changeStarts(lines).map((start) => {
       let at = start;
       while (!lines[at].value && lines[at + 1] && lines[at + 1].diff !== " ") at += 1;
       return this.rows.get(lines[at].value);
     });
-    return found.filter((row) => row !== undefined);
   }
 
   // --- what stays in view --------------------------------------------------------------------------------------------

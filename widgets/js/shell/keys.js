@@ -31,6 +31,11 @@ const HELP = /** @type {[string, [string, string][]][]} */ ([
     ["x", "identical layers one by one, or together"],
     ["Esc", "select nothing"],
   ]],
+  ["Code", [
+    ["n  N", "next and previous change"],
+    [".  ,", "next and previous step of the pipeline"],
+    ["↑ ↓", "walk the values; Esc selects nothing"],
+  ]],
   ["Timeline", [
     ["← →  ↑ ↓  Home End", "walk the events of a lane, the lanes; without an event, pan"],
     ["Shift ← →", "measure from event to event; Esc clears"],

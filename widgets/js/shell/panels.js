@@ -9,6 +9,8 @@ import { GraphPanel } from "../graph/panel.js";
 import { KernelPanel } from "../kernels/panel.js";
 import layers from "../layers/layers.css";
 import { LayersPanel } from "../layers/panel.js";
+import memory from "../memory/memory.css";
+import { MemoryPanel } from "../memory/panel.js";
 import passes from "../passes/passes.css";
 import details from "../tables/details.css";
 import findings from "../tables/findings.css";
@@ -30,6 +32,7 @@ export const PANELS = [
   { id: "graph", label: () => "Graph", make: (act) => new GraphPanel(act) },
   { id: "code", label: () => "Code", make: (act) => new CodePanel(act) },
   { id: "timeline", label: () => "Timeline", make: (act) => new TimelinePanel(act) },
+  { id: "memory", label: () => "Memory", make: (act) => new MemoryPanel(act) },
   { id: "findings", label: () => "Findings", count: ({ findings }) => findings.filter((one) => !one.is_mended).length, make: (act) => new FindingsPanel(act) },
   { id: "kernels", label: () => "Kernels", count: ({ kernels }) => kernels.length, make: (act, open) => new KernelPanel(act, open) },
   { id: "timing", label: () => "Timing", make: timingPanel },
@@ -38,4 +41,4 @@ export const PANELS = [
 ];
 
 /** Each panel's rules stand in a file of its own; the first has the colours and what is shared. */
-export const STYLES = [style, explorer, verdict, passes, trace, layers, graph, code, timeline, details, tables, findings, board].join("\n");
+export const STYLES = [style, explorer, verdict, passes, trace, layers, graph, code, timeline, memory, details, tables, findings, board].join("\n");
