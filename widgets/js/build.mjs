@@ -58,7 +58,7 @@ function written(bytes) {
 
 /** @param {string} text a module that exports `default` and `mountPage` */
 function packed(text) {
-  const bytes = deflateRawSync(text, { level: 9, memLevel: 7 });
+  const bytes = deflateRawSync(text, { level: 9, memLevel: 9 });
   return `// Made by widgets/js/build.mjs.
 const letters = "${LETTERS}";
 const packed = "${written(bytes)}";
