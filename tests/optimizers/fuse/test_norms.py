@@ -4,7 +4,7 @@ H100, compiled without one."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -154,16 +154,23 @@ LARGE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.fixture
+def no_tf32() -> Iterator[None]:
+    """In a context of torch's own: tests of torch forbid to set the flag by itself, in the processes that run them."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("no_tf32")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(f64, 1e-10), (f32, 1e-4)], ids=["f64", "f32"])
 @pytest.mark.parametrize("is_last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_images_have_the_numbers_of_float64(
-    name: str, is_last: bool, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    name: str, is_last: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
     """Behind a convolution of one element, so that its bias and the bias's gradient are in the kernels. cuDNN may compute it
     in TF32, which has three digits."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     make, shape = LARGE[name]
     model = nn.Sequential(nn.Conv2d(shape[1], shape[1], 1, groups=shape[1]), make()).to("cuda", dtype)
