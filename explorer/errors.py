@@ -52,7 +52,3 @@ class SyncError(TracefuseError):
 
 class TraceFileError(TracefuseError):
     """A trace file that cannot be read, or a window that is not in it."""
-
-
-class CollectiveOrderError(TracefuseError):
-    """Ranks that are about to start different collectives at the same place of their group's order."""

@@ -114,8 +114,7 @@ class RecordedCapture(Capture):
                 self._take_step()
             if not completed and (error := sys.exception()) is not None:
                 self._shield.note(note_unrecordable, error, self.run.recorder.recording)
-            if completed:
-                self._shield.note(_tell_missed)
+            self._shield.note(_tell_missed, completed)
         finally:
             self._names = self.returned = None
 
@@ -155,9 +154,10 @@ class RecordedCapture(Capture):
         return self.agreement
 
 
-def _tell_missed() -> None:
-    """Say where another rank waits, in its own capture, in a collective that this one has not come to."""
-    said = missed()
+def _tell_missed(completed: bool) -> None:
+    """Say where another rank waits, in its own capture, in a collective that this one has not come to. One that ended in an
+    error of its own has nothing to say, and tells the others only that it is over."""
+    said = missed() if completed else missed(patience_s=0.0)
     if said:
         tell_user(
             f"this rank's capture is over, and {said}. If this rank never starts that, the job hangs: let every rank start "

@@ -1,7 +1,9 @@
 """Whether the ranks of a group start the same collectives in the same order: else they hang, or mix numbers up.
 
 Before a rank starts a collective, it writes which one into the job's store, at the group's own count of calls; the first rank
-to come there writes, the others compare. So no rank waits for another. Sends and receives have partners, and no order.
+to come there writes, the others compare. So no rank waits for another. Sends and receives have partners, and no order; gloo
+counts them with the others, so that a group in which a rank sends is compared no further there. What differs is told and never
+raised: counts may differ for what ran before the capture, and a run that goes on without us goes on with us.
 
 Private names of torch, seen on 2.13: `distributed_c10d._get_default_store`, `Backend._get_sequence_number_for_group`, which
 gloo and NCCL count up at each call.
@@ -29,7 +31,7 @@ from tracefuse.optimizers.trace import SHORT_DTYPE
 COUNTING = {"gloo", "nccl"}
 """The backends that count the calls of each group."""
 
-PATIENCE_S, BETWEEN_S = 10.0, 0.02
+PATIENCE_S, BETWEEN_S = 1.0, 0.02
 """For how long a rank whose capture is over waits for those of the others, and how often it looks."""
 
 _OF_ANY_SIZE = {"all_to_all", "gather", "scatter"}
@@ -49,18 +51,15 @@ class _Compared:
     last: dict[str, int] = field(default_factory=dict)
     touched: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The groups of the capture that goes on, and their ranks."""
+    uncounted: set[str] = field(default_factory=set)
+    """Groups whose counts say nothing of their collectives."""
 
     def is_new(self, name: str, number: int) -> bool:
         """Whether this call is not yet compared, as it is where several recorders see it."""
         world = dist.group.WORLD
         if self.world is None or self.world() is not world:
-            self.world, self.worlds, self.captures, self.last, self.touched = (
-                weakref.ref(world),
-                self.worlds + 1,
-                0,
-                {},
-                {},
-            )
+            self.world, self.worlds, self.captures = weakref.ref(world), self.worlds + 1, 0
+            self.last, self.touched, self.uncounted = {}, {}, set()
         is_new = self.last.get(name, -1) < number
         self.last[name] = number
         return is_new
@@ -81,13 +80,18 @@ def difference(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     given = schemas.given(func, args, kwargs)
     group, tensors = group_in(given), _tensors(given.values())
     kind = schemas.kind_of_exchange(func) or schemas.name_of(func).strip("_")
-    if group is None or not tensors or kind in ("receive", "send") or schemas.is_wait(func):
+    if group is None or not tensors or schemas.is_wait(func):
         return ""
     backend = group._get_backend(tensors[0].device)
     if backend.name() not in COUNTING:
         return ""
     name, number = f"{group.group_name} {backend.name()}", backend._get_sequence_number_for_group()
     if not _COMPARED.is_new(name, number):
+        return ""
+    if kind in ("receive", "send"):
+        _COMPARED.uncounted |= {name} if backend.name() == "gloo" else set()
+        return ""
+    if name in _COMPARED.uncounted:
         return ""
     if name not in _COMPARED.touched:
         _COMPARED.touched[name] = tuple(dist.get_process_group_ranks(group))
@@ -96,6 +100,7 @@ def difference(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     first = json.loads(_store().compare_set(_COMPARED.key(name, number), "", json.dumps(said)))
     if first["does"] == said["does"]:
         return ""
+    _COMPARED.uncounted.add(name)  # whatever follows differs too
     return f"call {number} of group {group.group_name}: {_words(said)}; {_words(first)}"
 
 
@@ -103,9 +108,9 @@ def missed(patience_s: float = PATIENCE_S) -> str:
     """A capture of this rank is over: what another rank has started in its own capture that this one has not; "" where there
     is nothing. It waits until the captures of the other ranks are over too, or one of them is seen in such a call, and no
     longer than `patience_s`."""
-    touched, _COMPARED.touched = _COMPARED.touched, {}
-    if not touched or not dist.is_initialized() or _COMPARED.world is None or _COMPARED.world() is not dist.group.WORLD:
+    if not dist.is_initialized() or _COMPARED.world is None or _COMPARED.world() is not dist.group.WORLD:
         return ""
+    touched, _COMPARED.touched = _COMPARED.touched, {}
     store, rank = _store(), dist.get_rank()
     for name in touched:
         store.set(_COMPARED.mark("over", name, rank), "1")

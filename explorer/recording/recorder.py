@@ -28,10 +28,9 @@ from tracefuse.distributed.received import Pending
 from tracefuse.distributed.schemas import is_wait, kind_of_exchange, received
 from tracefuse.distributed.sharded import is_any_sharded, is_placing, local_of
 from tracefuse.distributed.waits import WaitHook
-from tracefuse.errors import CollectiveOrderError
 from tracefuse.optimizers.origins import Origin
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
-from tracefuse.recording.frames import is_loading, user_source
+from tracefuse.recording.frames import is_loading, tell_user, user_source
 from tracefuse.recording.garbage import SetAside
 from tracefuse.recording.hooks import BackwardHook, LaunchHook, ModuleStack, kernel_name
 from tracefuse.recording.host_reads import CONSTANT, HostRead, Listener, Methods, Stop, read_by
@@ -172,14 +171,14 @@ class Recorder(TorchDispatchMode, Listener):
         return out
 
     def _check_order(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None) -> None:
-        """Raise `CollectiveOrderError` where another rank has started another collective at this place."""
+        """Say where another rank has started another collective at this place."""
         if call is not None:
             module, source = call.origin.module, call.origin.source
         else:
             module, source = self.modules.current()[0], user_source()
         said = self._taking(difference, func, args, kwargs, module, str(source or ""))
         if said:
-            raise CollectiveOrderError(
+            tell_user(
                 f"the ranks start different collectives, which hangs or mixes numbers up: {said}. Let every rank start the "
                 "same collectives in the same order: none in a branch that depends on the rank or on its data."
             )
