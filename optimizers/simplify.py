@@ -16,6 +16,7 @@ what is left. A rewrite that breaks what the rest relies on, see `optimizers/rew
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -129,12 +130,13 @@ MERGES: dict[Any, Callable[[fx.Node, fx.Node], Rewrite | None]] = {
 
 
 def _first_if_second_is(number: int) -> Callable[[fx.Node], Any]:
-    """`op(x, number)` is a copy of x. 0 is never added: -0.0 + 0 is 0.0."""
+    """`op(x, number)` is a copy of x. 0 is never added, and -0.0 never taken away: -0.0 + 0 is 0.0."""
     return lambda n: n.args[0] if len(n.args) == 2 and _is_number(n.args[1], number) and not n.kwargs else None
 
 
 def _is_number(arg: Any, number: int) -> bool:
-    return isinstance(arg, (int, float)) and not isinstance(arg, bool) and arg == number
+    is_number = isinstance(arg, (int, float)) and not isinstance(arg, bool)
+    return is_number and arg == number and math.copysign(1, arg) > 0
 
 
 def _twice(node: fx.Node) -> Any:

@@ -123,8 +123,9 @@ class Attached(Generic[L]):
     def leave(cls, listener: L | None = None) -> None:
         with cls._lock:
             at = next((at for at, one in enumerate(cls._listeners) if one is listener), None)
-            if at is not None:
-                cls._listeners = [*cls._listeners[:at], *cls._listeners[at + 1 :]]
+            if at is None:
+                return
+            cls._listeners = [*cls._listeners[:at], *cls._listeners[at + 1 :]]
             if not cls._listeners:
                 cls._take_off()
 

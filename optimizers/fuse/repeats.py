@@ -53,13 +53,9 @@ def times_computed(body: Trace) -> dict[fx.Node, tuple[float, float]]:
     spread = spread_of(body)
     times: dict[fx.Node, tuple[float, float]] = {}
     for node in reversed(body.graph.nodes):
-        windows = broadcasts = 1.0
-        for user in node.users:
-            if not is_shape_only(node, user):
-                theirs = times[user]
-                windows = max(windows, theirs[0] * again(user))
-                broadcasts = max(broadcasts, theirs[1] * spread(node, user))
-        times[node] = windows, broadcasts
+        users = [user for user in node.users if not is_shape_only(node, user)]
+        of_users = [(times[user][0] * again(user), times[user][1] * spread(node, user)) for user in users]
+        times[node] = max(of_users, key=math.prod, default=(1.0, 1.0))
     return times
 
 

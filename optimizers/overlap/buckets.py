@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
+from tracefuse.optimizers.ops import reached
 from tracefuse.optimizers.overlap.order import AFTER, Places, wait_of
 from tracefuse.optimizers.overlap.schedule import NAMESPACE, is_collective, kind_of, reduces_gradients
 from tracefuse.optimizers.passes import Decide, Decision
@@ -109,14 +110,20 @@ def _regrouped(
 
 
 def _buckets(pool: Sequence[list[Piece]], places: Places, most_nbytes: float) -> Iterator[list[Piece]]:
-    """As gradients come, until a bucket has so many bytes; in each as they lie in what was received."""
+    """As gradients come, until a bucket has so many bytes, or the next gradient is computed from what is received for one in
+    it; in each as they lie in what was received."""
     order = {piece.of: number for number, pieces in enumerate(pool) for piece in pieces}
     bucket: list[Piece] = []
+    behind: set[fx.Node] = set()
     for piece in sorted((one for pieces in pool for one in pieces), key=lambda one: places[one.sent]):
+        if piece.sent in behind:
+            yield sorted(bucket, key=lambda one: (order[one.of], one.index, one.first))
+            bucket, behind = [], set()
         bucket.append(piece)
+        behind |= reached([piece.of], lambda node: node.users).keys()
         if sum(nbytes(one.sent) for one in bucket) >= most_nbytes:
             yield sorted(bucket, key=lambda one: (order[one.of], one.index, one.first))
-            bucket = []
+            bucket, behind = [], set()
     if bucket:
         yield sorted(bucket, key=lambda one: (order[one.of], one.index, one.first))
 

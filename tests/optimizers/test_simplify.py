@@ -153,6 +153,13 @@ def test_zeros_of_either_sign_stay_apart():
     assert torch.equal(found[0] if isinstance(found, tuple) else found, step())
 
 
+def test_a_zero_of_the_other_sign_is_taken_away():
+    """-0.0 - (-0.0) is 0.0, and one over it another infinity."""
+    x = torch.tensor([-0.0, 0.0, 1.0])
+    assert tried(Simplify(), captured(lambda x: (x - (-0.0)).reciprocal(), x)).ops == ["sub", "reciprocal"]
+    assert tried(Simplify(), captured(lambda x: (x - 0.0).reciprocal(), x)).ops == ["reciprocal"]
+
+
 def test_equal_ops_on_both_sides_of_a_write_stay_apart():
     """A trace is functional: what is read after the write is another value."""
 

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
+
+import tracefuse
 
 pytestmark = [
     pytest.mark.slow,
@@ -159,3 +163,26 @@ def test_four_ranks_compute_the_same_but_for_the_order_of_sums(tmp_path: Path) -
     for name, choice, found in said(4, tmp_path, "ddp, small buckets", "fsdp, kept"):
         check(name, choice, found)
         assert found["as recorded"], name
+
+
+def test_a_gradient_computed_from_a_reduced_one_is_in_a_later_bucket() -> None:
+    first, second, x = nn.Linear(8, 8), nn.Linear(8, 8), torch.randn(4, 8)
+
+    def step() -> None:
+        first(x).square().sum().backward()
+        for parameter in first.parameters():
+            dist.all_reduce(parameter.grad)
+        (second(x).square().sum() * first.weight.grad.norm()).backward()
+        for parameter in second.parameters():
+            dist.all_reduce(parameter.grad)
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        capture = tracefuse.capture(step)
+        variant = capture.variant(tracefuse.Config.off().changed(overlap={"bucket_mb": 1})).check()
+        replayed = tracefuse.replay(variant.trace, capture.example_inputs, capture.rng_states)
+        assert all(map(torch.equal, replayed, capture.replay()))
+    finally:
+        dist.destroy_process_group()
+    (overlap,) = (one for one in variant.passes if one.name == "overlap")
+    assert [d.action for d in overlap.decisions].count("bucket") == 2
