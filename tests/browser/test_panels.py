@@ -111,7 +111,7 @@ def test_space_switches_the_pass_that_was_walked_to(live: Page) -> None:
     live.get_by_test_id("tf-toggle-simplify").focus()
     live.keyboard.press("End")
     live.keyboard.press("Space")
-    assert sent(live) == [{"type": "configure", "changes": {"fuse": False}}]
+    assert sent(live) == [{"type": "configure", "changes": {"overlap": True}}]
 
 
 def test_a_decisions_value_leads_to_it_and_back(page: Page, press: Callable[[Locator], None]) -> None:

@@ -12,6 +12,7 @@ from fake_clock import WIDE, FakeBench
 from kernels import HOPPER_GPU, kernel_of_types
 
 import tracefuse
+from tracefuse import passed
 from tracefuse.build import cache, modules, timed, tuning
 from tracefuse.build.timed import is_judged, judge, remember, timed_kernels
 from tracefuse.build.trials import is_of_aten
@@ -145,7 +146,7 @@ def test_a_variant_loses_its_kernel_when_that_is_found_to_lose(hopper: Path, mon
     one, other = variant.kernels
     assert beside.kernels == (one, other)
     pairs = (TimedKernel(one.key, 3.0, 2.0, "a GPU"), TimedKernel(other.key, 2.0, 3.0, "a GPU"))
-    monkeypatch.setattr(timed, "judge", lambda *given: pairs)
+    monkeypatch.setattr(passed, "judged", lambda *given: pairs)
     monkeypatch.setattr(type(variant), "runs_triton", True)
     assert variant.judge().kernels == (other,)
     assert variant.judge().kernels == (other,)
@@ -160,10 +161,10 @@ def test_a_capture_forgets_times_of_other_block_sizes(hopper: Path, monkeypatch:
     (kernel,) = variant.kernels
     won, lost = TimedKernel(kernel.key, 2.0, 3.0, "a GPU"), TimedKernel("another", 3.0, 2.0, "a GPU")
     monkeypatch.setattr(type(variant), "runs_triton", True)
-    monkeypatch.setattr(timed, "judge", lambda *given: (won,))
+    monkeypatch.setattr(passed, "judged", lambda *given: (won,))
     capture.know([lost], ["another"])
     assert set(variant.judge().capture.timed) == {won, lost}
-    monkeypatch.setattr(timed, "judge", lambda *given: ())
+    monkeypatch.setattr(passed, "judged", lambda *given: ())
     assert variant.judge().capture.timed == (lost,)
 
 
