@@ -12,42 +12,54 @@ cannot say (numbers that vary, ops that hold graphs) runs as it came, op by op, 
 of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing
 leaves the backend but `OptionError`, for what the user asked, and running out of memory.
 
-Private names: `torch._dynamo.backends.common.aot_autograd`, `default_partition`, `_disable_current_modes`: torch 2.11,
-2.13 and 2.15.
+Private names: `torch._dynamo.backends.common.aot_autograd`, `torch._dynamo.exc.TorchDynamoException`, `default_partition`,
+`_disable_current_modes`: torch 2.11, 2.13 and 2.15.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tracefuse.compiled_graphs import CompiledGraph, note_refused
+from tracefuse.compiled_graphs import CompiledGraph, at_another_size, note_refused
 from tracefuse.config.configuration import Config, option_names, unknown_option
-from tracefuse.dynamo.batch_norm import batch_norm_as_eager_runs_it
+from tracefuse.dynamo.differentiable import Places, places_of
+from tracefuse.dynamo.eager_operators import operators_as_eager_runs_them
 from tracefuse.dynamo.graphed_halves import GraphedHalves
-from tracefuse.dynamo.half_graphs import Boxed, as_graphs, boxed, runnable
+from tracefuse.dynamo.half_graphs import Boxed, as_graphs, boxed, runnable, with_objects
 from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.dynamo.joint import inputs_of, joint_trace
 from tracefuse.dynamo.joint_refusals import GraphInput
+from tracefuse.dynamo.left_to_python import watch
+from tracefuse.dynamo.other_sizes import OtherSizes, symbols_of
+from tracefuse.dynamo.patterns import NO_COLLECTIVES, OVERLAP, Patterns, patterns_of, unmatched
 from tracefuse.dynamo.sizes import BySize, floats, varying_sizes
-from tracefuse.errors import OptionError, TracefuseError, UnknownValue
+from tracefuse.dynamo.waiting import Waiting
+from tracefuse.errors import NotSupported, OptionError, TracefuseError
+from tracefuse.optimizers.overlap.issued import issues_collectives, order_of_collectives
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
+from tracefuse.optimizers.sizes.numbers import NotAlike
 from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.recording.frames import tell_user
+from tracefuse.text import counted
 from tracefuse.variant import Variant
 
 MODES: Mapping[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-overhead": {"cuda_graph": True}}
 """torch's names -> our options."""
 
+
+watch()
 
 JUDGE_S = 3.0
 """Of the trials of a graph's kernels beside ATen's ops, compiling them included, the largest first: compiling stays short."""
@@ -78,20 +90,29 @@ def tracefuse(
     cuda_graph = chosen.pop("cuda_graph", False)
     if not isinstance(cuda_graph, bool):
         raise OptionError(f"cuda_graph={cuda_graph!r}: take True or False")
-    config, patterns = Config.of(**chosen), _patterns_of(options)
+    config, patterns = Config.of(**chosen), patterns_of(options)
 
-    def compiled(graph: fx.GraphModule, examples: Sequence[Any], is_first: bool = True) -> Callable[..., Any]:
+    def compiled(graph: fx.GraphModule, examples: Sequence[Any], is_first: bool = True) -> tuple[Any, Any]:
         inputs = _named(graph, examples)
         if inputs is None:
-            return graph.forward
-        return _run_of(graph, _Compiling(config, cuda_graph, inputs, examples, patterns, is_first))
+            return graph.forward, None
+        waiting = Waiting("compiling a graph of this model", "AOTAutograd")
+        compiling = _Compiling(config, cuda_graph, inputs, examples, patterns, is_first, waiting)
+        run = _run_of(graph, compiling)
+        return run, compiling.made
 
     positions = varying_sizes(module, example_inputs)
-    return (
-        BySize(module, positions, floats(module, example_inputs), compiled)
-        if positions
-        else compiled(module, example_inputs)
-    )
+    if not positions:
+        return compiled(module, example_inputs)[0]
+    numbers = floats(module, example_inputs)
+    return BySize(module, positions, numbers, compiled, _other_sizes(module, numbers, config))
+
+
+def _other_sizes(module: fx.GraphModule, numbers: Sequence[int], config: Config) -> OtherSizes | None:
+    """What tells of sizes that were not traced; None where a pass decides by budgets, or by rules of the user's own."""
+    symbols = symbols_of(module, numbers)
+    is_plain = config.memory_budget is None and config.peak_budget is None and not config.own
+    return OtherSizes(symbols, at_another_size) if symbols is not None and is_plain else None
 
 
 def _named(module: fx.GraphModule, examples: Sequence[Any]) -> list[GraphInput] | None:
@@ -113,8 +134,15 @@ def _run_of(module: fx.GraphModule, compiling: _Compiling) -> Callable[..., Any]
         inference_compiler=compiling.inference,
         partition_fn=compiling.partition,
     )
-    with batch_norm_as_eager_runs_it():
-        called = run(module, compiling.examples)
+    try:
+        with operators_as_eager_runs_them(), compiling.waiting:
+            called = run(module, compiling.examples)
+    except (*OUT_OF_MEMORY, OptionError, TorchDynamoException):  # the last is how Dynamo begins anew
+        raise
+    except Exception as reason:
+        compiling.refuse(reason)
+        return module.forward
+    compiling.note_made(len(module.graph.output_node().args[0]))  # type: ignore[arg-type]
     compiling.examples = ()  # torch 2.11 keeps `compiling` with what it compiled, and these are the caller's
     return watching(called, compiling.read_results) if compiling.read_results else called
 
@@ -122,7 +150,7 @@ def _run_of(module: fx.GraphModule, compiling: _Compiling) -> Callable[..., Any]
 @dataclass
 class _Compiling:
     """One graph on its way; it `is_judged` by its kernels' times unless it is one more size of a graph, where the model of
-    costs decides what was never timed."""
+    costs decides what was never timed, or one that exchanges tensors, of which all ranks have to make the same program."""
 
     config: Config
     cuda_graph: bool
@@ -130,14 +158,19 @@ class _Compiling:
     examples: Sequence[Any]
     patterns: Patterns
     is_judged: bool
+    waiting: Waiting
     read_results: tuple[int, ...] = ()
+    made: tuple[Halves, Places] | None = None
+    """The halves, and where their tensors stand, if programs of other sizes may be told by them."""
+    _halves: Halves | None = None
+    _is_training: bool = True
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Forward and backward of the optimised joint program, as AOTAutograd wants them from a partitioner."""
         try:
-            halves = self.halves(joint.graph, num_fwd_outputs, self.config)
+            halves = self._halves = self.halves(joint.graph, num_fwd_outputs, self.config)
             graphs = as_graphs(halves, self.backward_of(halves))
         except OUT_OF_MEMORY:
             raise
@@ -152,9 +185,10 @@ class _Compiling:
         try:
             returned = module.graph.output_node().args[0]
             config = replace(self.config, freeze=self.config.freeze and (), save=(), recompute=())
-            halves = self.halves(module.graph, len(returned), config)  # type: ignore[arg-type]
+            halves = self._halves = self.halves(module.graph, len(returned), config)  # type: ignore[arg-type]
+            self._is_training = False
             self.patterns.note(_met(self.config, halves.variant.capture.trace), {})
-            return boxed(halves.forward)
+            return boxed(with_objects(halves))
         except OUT_OF_MEMORY:
             raise
         except Exception as reason:
@@ -165,20 +199,33 @@ class _Compiling:
         # Constants are read, and kernels compiled and loaded, with real tensors, and AOTAutograd traces with fake ones.
         with _disable_current_modes():
             joint = joint_trace(graph, result_count, self.inputs)
-            found = CompiledGraph(joint.trace, (*self.examples, *joint.constants), config)
+            self.waiting.next(f"passes on {counted(len(joint.trace.ops), 'op')}")
+            found = CompiledGraph(joint.trace, joint.given(self.examples), config)
             variant = self.matched(found.variant(config))
+            issues = issues_collectives(joint.trace)
+            if config.overlap is not None:
+                self.patterns.note([OVERLAP], {} if issues else {OVERLAP: NO_COLLECTIVES})
+            variant = _in_order(variant) if issues else variant.check()
             found.config = variant.config
-            judged = _judged(variant.check()) if self.is_judged else variant.check()
+            self.waiting.next(counted(len(variant.kernels), "kernel"))
+            judged = _judged(variant) if self.is_judged and not issues else variant
             return (GraphedHalves if self.cuda_graph else Halves)(joint, judged)
 
     def matched(self, variant: Variant) -> Variant:
         """The variant without the globs that its graph does not have."""
         asked, missing = variant.config, dict[str, str]()
-        while (failed := _unmatched(variant)) is not None and failed.pattern not in missing:
+        while (failed := unmatched(variant.passes)) is not None and failed.pattern not in missing:
             missing[failed.pattern] = str(failed)
             variant = variant.under(_without(variant.config, failed.pattern))
-        self.patterns.note(_globs(asked), missing)
+        self.patterns.note(_globs_of(asked), missing)
         return variant
+
+    def note_made(self, result_count: int) -> None:
+        halves, self._halves = self._halves, None
+        if halves is None or self.cuda_graph or issues_collectives(halves.joint.trace):
+            return
+        with suppress(NotAlike):
+            self.made = halves, places_of(halves, self.examples, result_count, self._is_training)
 
     def backward_of(self, halves: Halves) -> Boxed:
         patterns = self.patterns  # not `self`, which holds the caller's tensors
@@ -194,6 +241,37 @@ class _Compiling:
         _run_op_by_op(reason, self.examples)
 
 
+def _in_order(variant: Variant) -> Variant:
+    """The variant, or that of `overlap` alone where its collectives would start in another order than those of other ranks.
+    What passes do depends on sizes, which may be others there, and not what `overlap` does. Raises `PassError` and
+    `NotSupported` where there is no such variant: graphs that run op by op start their collectives as the program does."""
+    try:
+        return _ordered(variant)
+    except OUT_OF_MEMORY:
+        raise
+    except Exception as reason:
+        if variant.config.overlap is None:
+            raise
+        alone = _ordered(
+            variant.under(replace(Config.off(), overlap=variant.config.overlap, freeze=variant.config.freeze))
+        )
+        tell_user(f"a graph of this model runs with no pass but overlap: {_told(reason)}.")
+        return alone
+
+
+def _ordered(variant: Variant) -> Variant:
+    """The variant. Raises `NotSupported` where passes behind `overlap`, or any where it is off, changed which collectives
+    start or in which order, and `PassError` where one failed."""
+    variant.check()
+    planned = next((one.after for one in reversed(variant.passes) if one.name == "overlap"), variant.program.trace)
+    if order_of_collectives(variant.trace) != order_of_collectives(planned):
+        raise NotSupported(
+            "its collectives would start in another order than the program's, and maybe than those of other ranks: leave the "
+            "passes out that order operators anew, options={'fuse': False}"
+        )
+    return variant
+
+
 def _judged(variant: Variant) -> Variant:
     """The variant without the kernels that are slower here than ATen's ops; with all where that cannot be found out."""
     try:
@@ -206,9 +284,13 @@ def _judged(variant: Variant) -> Variant:
 
 
 def _run_op_by_op(reason: Exception, examples: Sequence[Any]) -> None:
-    said = str(reason) if isinstance(reason, TracefuseError) else _defect(reason)
+    said = _told(reason)
     note_refused(examples, said)
-    tell_user(f"a graph of this model runs op by op, without tracefuse: {said.rstrip('.')}.")
+    tell_user(f"a graph of this model runs op by op, without tracefuse: {said}.")
+
+
+def _told(reason: Exception) -> str:
+    return (str(reason) if isinstance(reason, TracefuseError) else _defect(reason)).rstrip(".")
 
 
 def _defect(error: Exception) -> str:
@@ -220,54 +302,8 @@ def _defect(error: Exception) -> str:
 # --- globs ------------------------------------------------------------------------------------------------------------
 
 
-class Patterns:
-    """What is known of the globs of one `torch.compile` call: those that some graph has, and why others did not match.
-
-    A glob need not match in every graph, only somewhere in the model. That it matches nowhere is known when a graph's backward
-    runs for the first time, after the forwards of all.
-    """
-
-    def __init__(self) -> None:
-        self._found: set[str] = set()
-        self._missing: dict[str, str] = {}
-        self._is_all_known = True
-
-    def note(self, asked: Collection[str], missing: Mapping[str, str]) -> None:
-        """A graph was compiled that has none of `missing`, globs with their reasons."""
-        self._found |= set(asked) - missing.keys()
-        self._missing |= missing
-
-    def note_refused(self) -> None:
-        """A graph runs without tracefuse: nobody knows what it would have matched."""
-        self._is_all_known = False
-
-    def tell(self) -> None:
-        """Warn, once for each, of globs that no graph of the model has."""
-        missing, self._missing = self._missing, {}
-        for glob, reason in missing.items():
-            if self._is_all_known and glob not in self._found:
-                tell_user(f"no graph of this model has it: {reason}")
-
-
-MOST_CALLS = 64
-"""The calls of `torch.compile` whose globs are known at a time."""
-_patterns: dict[int, tuple[Any, Patterns]] = {}
-"""By the `options` of a call, which are held, so that no others have their `id`."""
-
-
-def _patterns_of(options: Mapping[str, Any] | None) -> Patterns:
-    """Those of the call that all graphs of a model are compiled for: torch hands each the same `options`."""
-    while len(_patterns) >= MOST_CALLS and id(options) not in _patterns:
-        del _patterns[next(iter(_patterns))]
-    return _patterns.setdefault(id(options), (options, Patterns()))[1] if options else Patterns()
-
-
-def _unmatched(variant: Variant) -> UnknownValue | None:
-    causes = (record.cause for record in variant.passes)
-    return next((cause for cause in causes if isinstance(cause, UnknownValue) and cause.pattern), None)
-
-
-def _globs(config: Config) -> tuple[str, ...]:
+def _globs_of(config: Config) -> tuple[str, ...]:
+    """All globs of a configuration."""
     return (*(config.freeze or ()), *config.save, *config.recompute)
 
 
@@ -276,10 +312,11 @@ def _met(config: Config, trace: Trace) -> list[str]:
     texts = {text for one in trace.inputs for text in (one.name, one.source)}
     texts |= {text for node in trace.ops for text in (node.name, origin(node).module)}
     below = {text[:at] for text in texts for at, sign in enumerate(text) if sign == "."}
-    return [glob for glob in _globs(config) if fnmatch.filter(texts | below, glob.removeprefix("!"))]
+    return [glob for glob in _globs_of(config) if fnmatch.filter(texts | below, glob.removeprefix("!"))]
 
 
 def _without(config: Config, glob: str) -> Config:
+    """The configuration without a glob."""
     freeze, save, recompute = (
         globs and tuple(one for one in globs if one != glob) for globs in (config.freeze, config.save, config.recompute)
     )

@@ -11,7 +11,8 @@ import torch
 
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.config.configuration import Config
-from tracefuse.errors import CaptureError
+from tracefuse.distributed.operators import why_never_again
+from tracefuse.errors import CaptureError, ReplayError, SessionError
 from tracefuse.execution.replay import replayed
 from tracefuse.optimizers.freeze.costs import FrozenCosts, frozen_costs
 from tracefuse.optimizers.trace import Trace
@@ -142,7 +143,10 @@ class Capture(Variants):
 
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run the captured program again op by op: the outputs in the order of `trace.outputs`, then of `update.outputs`,
-        bit for bit those of the run."""
+        bit for bit those of the run. Raises `ReplayError` for a graph that exchanges tensors with other processes whenever it
+        runs."""
+        if why := why_never_again(self.trace):
+            raise ReplayError(why)
         update = self.program.update
         return replayed(self.program) + (() if update is None else replayed(update))
 
@@ -183,4 +187,6 @@ class Capture(Variants):
         """
         from tracefuse.session.files import save
 
+        if why := why_never_again(self.trace):
+            raise SessionError(why)
         return save(path, self.program, self.measurements, self.machine, inputs)

@@ -13,7 +13,8 @@ from tracefuse.build.timed import judge as judged
 from tracefuse.build.tuning import tune as tuned_anew
 from tracefuse.build.tuning import tuned
 from tracefuse.config.configuration import Config
-from tracefuse.errors import PassError
+from tracefuse.distributed.operators import why_never_again
+from tracefuse.errors import ExportError, PassError
 from tracefuse.execution.export import module_source
 from tracefuse.execution.in_place import in_place
 from tracefuse.execution.one_step import check_one_step
@@ -22,6 +23,7 @@ from tracefuse.measure.rounds import Progress
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.layouts import Tuning
+from tracefuse.optimizers.overlap.issued import issues_collectives
 from tracefuse.optimizers.passes import PassRecord, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 from tracefuse.shared import Shared
@@ -61,9 +63,8 @@ class Passed:
         """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
         records: list[PassRecord] = []
         trace, known = self.program.trace, self.capture.known_records
-        passes = tuple(self.config.passes(self.capture.machine))
-        for count, one in enumerate(passes, 1):
-            key = passes[:count]
+        for one in self.config.passes(self.capture.machine, issues_collectives(trace)):
+            key = trace, one
             if key not in known:
                 (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
             records.append(known[key])
@@ -82,7 +83,10 @@ class Passed:
         return self
 
     def check_exportable(self) -> Self:
-        """This variant, or `ExportError` where it is more than one differentiable step: neither compiled nor exported."""
+        """This variant, or `ExportError` where it is more than one differentiable step, or exchanges tensors with other
+        processes whenever it runs: neither compiled nor exported."""
+        if why := why_never_again(self.program.trace):
+            raise ExportError(why)
         check_one_step(self)
         return self
 
@@ -107,6 +111,13 @@ class Passed:
         where the program has none."""
         updates = self.capture.updates
         return None if updates is None else updates.variant(self.config.for_update())
+
+    @property
+    def followed(self) -> Self:
+        """This variant as a step is compiled: a batch that it prepares from what has no name is an input of it. Raises
+        `PassError` as `check`."""
+        of = self.capture.followed
+        return self if of is self.capture else of.variant(self.config).check()
 
     @property
     def followed_update(self) -> Self | None:

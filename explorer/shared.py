@@ -16,8 +16,10 @@ from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import DataSheet
 from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.passes import Pass, PassRecord
+from tracefuse.optimizers.trace import Trace
 from tracefuse.steps.steps import Steps
 from tracefuse.timeline.measurements import Measurements
+from tracefuse.training.batches import with_batches
 from tracefuse.training.rates import with_rates
 
 V = TypeVar("V")
@@ -36,7 +38,8 @@ class Shared(ABC, Generic[V]):
     ) -> None:
         self._made, self._machine, self.part = made, machine, part
         self._variants: dict[tuple[Config, DataSheet | None], Any] = {}
-        self.known_records: dict[tuple[Pass, ...], PassRecord] = {}
+        self.known_records: dict[tuple[Trace, Pass], PassRecord] = {}
+        """By the trace that a pass was given: a pass that changed nothing gave it on to the next one, with it or without."""
         self._timed: tuple[TimedKernel, ...] | None = None
         self.measurements, self.restored = Measurements(), Measurements()
         self.agreement: Agreement | None = None
@@ -56,6 +59,12 @@ class Shared(ABC, Generic[V]):
         """The program's update, which is a program too; None where it has none."""
         update = self.program.update
         return None if update is None else self.of(update, ".update")
+
+    @functools.cached_property
+    def followed(self) -> Shared[V]:
+        """The program as a step is compiled: batches that it prepares from what has no name are inputs of it."""
+        program = with_batches(self.program, self.steps)
+        return self if program is self.program else self.of(program)
 
     @functools.cached_property
     def followed_updates(self) -> Shared[V] | None:

@@ -29,6 +29,8 @@ from tracefuse.execution.graphed_program import GraphedProgram
 from tracefuse.execution.own_operators import operators_to_register, with_imports
 from tracefuse.execution.program import Program
 from tracefuse.findings.finding import Finding, Fix
+from tracefuse.measure.frontier import BUDGETS, Frontier
+from tracefuse.measure.frontier import frontier as frontier_of
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.overlapped import Overlap, overlapped
 from tracefuse.measure.peers import Asked
@@ -91,7 +93,26 @@ class Variant(Passed):
 
         Raises `MeshError` for what is no machine or no choice, `MeasureError` where the step exchanges nothing.
         """
-        return overlapped(self.whole, self.op_times, parsed_mesh(mesh), [Options(**choice)] if choice else [])
+        choices = [Options(**choice)] if choice else []
+        return overlapped(self.whole, self.op_times, parsed_mesh(mesh), choices, self.program.tf32)
+
+    def frontier(
+        self,
+        mesh: str,
+        budgets: Sequence[Any] = BUDGETS,
+        overlaps: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Frontier:
+        """Time against memory of this step of one rank on a described machine: of this configuration, and of it with each of
+        `overlaps`, the option of that pass (default: its own options, with gathered parameters as recorded, freed, and kept),
+        and each of `budgets` on what is saved. Print it; `.within("40GiB").call` is the code of the fastest step under 40 GiB
+        a rank.
+
+        The machine is written as `overlap` takes it. All ops have the times of a roofline, also those of "here": times that
+        were measured of one configuration would not compare with the others. Raises `MeshError`, `OptionError`, and
+        `MeasureError` where the step exchanges nothing.
+        """
+        return frontier_of(self, lambda: self.capture.aside().variant, parsed_mesh(mesh), budgets, overlaps, progress)
 
     def layers(self) -> Layers:
         """What each module takes in the forward and in the backward, as captured and with the passes. Print it.
@@ -207,7 +228,7 @@ class Variant(Passed):
         if cuda_graph not in self._steps:
             source, update = self._step_source(progress), self.followed_update
             assert update is not None
-            self._steps[cuda_graph] = training_step(self, update, source, cuda_graph)
+            self._steps[cuda_graph] = training_step(self.followed, update, source, cuda_graph)
         return self._steps[cuda_graph]
 
     @functools.cached_property
@@ -216,13 +237,13 @@ class Variant(Passed):
 
     def _step_source(self, progress: Progress | None = None) -> str:
         """The text of the whole step's file. Raises `ExportError` for a step that no later one could be run by."""
-        update = self.followed_update
+        joint, update = self.followed, self.followed_update
         assert update is not None
-        self.check_exportable()
-        check_step(self, update, self.capture.steps)
-        for part in (self, update):
+        joint.check_exportable()
+        check_step(joint, update, self.capture.steps)
+        for part in (joint, update):
             part.build(progress)
-        return step_source(self, update)
+        return step_source(joint, update)
 
     @property
     def exported(self) -> str:

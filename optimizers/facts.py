@@ -11,7 +11,8 @@ node's metadata, beside the objects that they follow from: where one of those is
 Those objects are never edited in place: an FX node's arguments are immutable, and nobody edits fake tensors. An answer
 holds no nodes, since those of a copy are others.
 
-Private: `Node._input_nodes`, seen on torch 2.11, 2.13 and 2.15: `all_input_nodes` is a list of it, made anew each time.
+Private: `Node._args`, `_kwargs` and `_input_nodes`, seen on torch 2.11, 2.13 and 2.15: what `args` and `kwargs` return, and
+what `all_input_nodes` makes a list of each time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ T = TypeVar("T")
 # every node is one that the garbage collector looks at.
 _VALUE, _OP, _ARGS, _KWARGS = "value_facts", "op_facts", "op_facts_args", "op_facts_kwargs"
 _FROM = "from"
+_UNKNOWN = object()
 
 
 def once_per_value(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
@@ -37,10 +39,14 @@ def once_per_value(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
 
     @functools.wraps(compute)
     def of_node(node: fx.Node) -> T:
-        facts = _facts_of_value(node)
-        if of_node not in facts:
-            facts[of_node] = compute(facts[_FROM])
-        return facts[of_node]
+        meta = node.meta
+        facts = meta.get(_VALUE)
+        if facts is None or facts[_FROM] is not meta.get("val"):
+            facts = _facts_of_value(node)
+        found = facts.get(of_node, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = facts[of_node] = compute(facts[_FROM])
+        return found
 
     return of_node
 
@@ -51,11 +57,27 @@ def once_per_op(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
     @functools.wraps(compute)
     def of_node(node: fx.Node) -> T:
         facts = _facts_of_op(node)
-        if of_node not in facts:
-            facts[of_node] = compute(node)
-        return facts[of_node]
+        found = facts.get(of_node, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = facts[of_node] = compute(node)
+        return found
 
     return of_node
+
+
+def once_per_trace(compute: Callable[..., T]) -> Callable[..., T]:
+    """`compute`, asked once for each trace, or for each trace and what it is set against, which comes before it. For traces
+    that nobody edits any more, such as the body of a kernel; what is returned is shared, and nobody may edit that either."""
+
+    @functools.wraps(compute)
+    def of_trace(*traces: Any) -> T:
+        *beside, trace = traces
+        key = (of_trace, *beside)
+        if key not in trace._cache:
+            trace._cache[key] = compute(*traces)
+        return trace._cache[key]
+
+    return of_trace
 
 
 def _facts_of_value(node: fx.Node) -> dict[Any, Any]:
@@ -69,27 +91,22 @@ def _facts_of_value(node: fx.Node) -> dict[Any, Any]:
 def _facts_of_op(node: fx.Node) -> dict[Any, Any]:
     meta = node.meta
     facts = meta.get(_OP)
-    if facts is None or not _are_of(node, facts):
-        operands = node.all_input_nodes
-        targets, values = tuple(a.target for a in operands), tuple(a.meta.get("val") for a in operands)
-        # The facts last: another thread that finds them finds what they follow from.
-        meta[_ARGS], meta[_KWARGS] = node.args, node.kwargs
-        facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), targets, values)}
+    # Asked of every op many times: no call, no property and no iterator more than it takes.
+    if facts is not None and meta[_ARGS] is node._args and meta[_KWARGS] is node._kwargs:
+        target, value, operands = facts[_FROM]
+        inputs, at = node._input_nodes, 0
+        if target is node.target and value is meta.get("val") and len(operands) == 2 * len(inputs):
+            for operand in inputs:
+                if operands[at] is not operand.target or operands[at + 1] is not operand.meta.get("val"):
+                    break
+                at += 2
+            else:
+                return facts
+    operands = tuple(one for a in node.all_input_nodes for one in (a.target, a.meta.get("val")))
+    # The facts last: another thread that finds them finds what they follow from.
+    meta[_ARGS], meta[_KWARGS] = node.args, node.kwargs
+    facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), operands)}
     return facts
-
-
-def _are_of(node: fx.Node, facts: dict[Any, Any]) -> bool:
-    """Whether the facts follow from what the op is now."""
-    meta = node.meta
-    if meta[_ARGS] is not node.args or meta[_KWARGS] is not node.kwargs:
-        return False
-    target, value, targets, values = facts[_FROM]
-    if target is not node.target or value is not meta.get("val"):
-        return False
-    for operand, its_target, its_value in zip(node._input_nodes, targets, values, strict=True):
-        if its_target is not operand.target or its_value is not operand.meta.get("val"):
-            return False
-    return True
 
 
 def share_facts(node: fx.Node, copy: fx.Node) -> None:
@@ -101,9 +118,9 @@ def share_facts(node: fx.Node, copy: fx.Node) -> None:
     if node.op != "call_function":
         return
     meta = node.meta
-    if _OP not in meta or meta[_ARGS] is not node.args or meta[_KWARGS] is not node.kwargs:
+    if _OP not in meta or meta[_ARGS] is not node._args or meta[_KWARGS] is not node._kwargs:
         _facts_of_op(node)
-    copy.meta[_OP], copy.meta[_ARGS], copy.meta[_KWARGS] = meta[_OP], copy.args, copy.kwargs
+    copy.meta[_OP], copy.meta[_ARGS], copy.meta[_KWARGS] = meta[_OP], copy._args, copy._kwargs
 
 
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:

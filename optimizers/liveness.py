@@ -6,7 +6,9 @@
 
     kind        what a storage is there for, one of `KINDS`: the first that fits
 
-In a backward half the `saved` inputs are the exception: they are handed over, and die after their last reader.
+In a backward half the `saved` inputs are the exception: they are handed over, and die after their last reader. What was
+received of other processes when a step was recorded is no memory of the program, which receives it into what the collective
+returns: it is not counted.
 All numbers are bytes that the program needs, not what an allocator takes: no rounding, no workspace, no fragmentation.
 """
 
@@ -17,10 +19,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
-import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import storage_id, storages
+from tracefuse.optimizers.facts import once_per_trace, storages
 from tracefuse.optimizers.trace import OutputKind, Trace, is_read_late, phase, tensors
 
 Kind = Literal["input", "state", "saved", "gradient", "result", "temporary"]
@@ -29,7 +30,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 results that are returned; everything else."""
 
 
-_Group, _Returned = list[tuple[fx.Node, torch.Tensor]], dict[fx.Node, OutputKind]
+_Returned = dict[fx.Node, OutputKind]
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,42 @@ class Saved:
 def lifetimes(trace: Trace) -> list[Lifetime]:
     """One per storage, in the order of allocation."""
     ops = trace.ops
-    position = {node: index for index, node in enumerate(ops)}
     pairs = trace.output_pairs
     returned = {node: out.kind for out, node in pairs if out.kind == "mutation"}  # which a clipped gradient is, too
     returned |= {node: out.kind for out, node in pairs if out.kind != "mutation"}
     handed_over = {entry.name for entry in trace.inputs if entry.kind == "saved"}
     kept = {entry.name for entry in trace.inputs if entry.kind == "state"}
-    groups: dict[int, _Group] = {}
-    for node in (*trace.placeholders, *ops):
-        for tensor in tensors(node):
-            groups.setdefault(storage_id(tensor), []).append((node, tensor))
-    return [_lifetime(group, position, returned, handed_over, kept) for group in groups.values()]
+    answers = {entry.name for entry in trace.inputs if entry.kind == "received"}
+    groups, last = _extents(trace)
+    found = []
+    for memory, (start, nodes) in groups.items():
+        if nodes[0].name in answers:
+            continue
+        is_input = nodes[0].op == "placeholder"
+        is_held = any(n in returned for n in nodes) or (is_input and nodes[0].name not in handed_over)
+        end = len(ops) - 1 if is_held else last.get(memory, start)
+        name = next((n for n in nodes if len(tensors(n)) == 1), nodes[0]).name
+        kind = "state" if is_input and nodes[0].name in kept else _kind(nodes, returned, handed_over)
+        nbytes = storages(nodes[0])[memory]
+        found.append(Lifetime(name, nbytes, start, end, tuple(n.name for n in nodes), kind))
+    return found
+
+
+def _extents(trace: Trace) -> tuple[dict[int, tuple[int, list[fx.Node]]], dict[int, int]]:
+    """By each storage the op that allocates it, 0 for those of inputs, with its values; and the last op that makes or reads
+    one of them, where there is one."""
+    groups: dict[int, tuple[int, list[fx.Node]]] = {}
+    last: dict[int, int] = {}
+    for node in trace.placeholders:
+        for memory in storages(node):
+            groups.setdefault(memory, (0, []))[1].append(node)
+    for at, node in enumerate(trace.ops):
+        for operand in node.all_input_nodes:
+            last.update(dict.fromkeys(storages(operand), at))
+        for memory in storages(node):
+            groups.setdefault(memory, (at, []))[1].append(node)
+            last[memory] = at
+    return groups, last
 
 
 def live_bytes(trace: Trace, known: Iterable[Lifetime] | None = None) -> list[int]:
@@ -111,6 +137,10 @@ def saved_values(trace: Trace) -> list[Saved]:
     return [Saved(name, count, tuple(reader.name for reader in readers)) for name, count, readers in found]
 
 
+known_saved_values = once_per_trace(saved_values)
+"""Those of a trace that nobody edits any more."""
+
+
 def saved_storages(trace: Trace) -> dict[int, tuple[str, int, dict[fx.Node, None]]]:
     """Storage -> (first value in it that the backward reads or returns, bytes, the backward's ops that read it)."""
     theirs = {memory for node in trace.placeholders for memory in storages(node)}
@@ -129,21 +159,6 @@ def saved_storages(trace: Trace) -> dict[int, tuple[str, int, dict[fx.Node, None
 def saved_bytes(trace: Trace) -> int:
     """Bytes that the forward of a joint trace keeps for its backward: each storage once, inputs not counted."""
     return sum(saved.nbytes for saved in saved_values(trace))
-
-
-def _lifetime(
-    group: _Group, position: dict[fx.Node, int], returned: _Returned, handed_over: set[str], kept: set[str]
-) -> Lifetime:
-    nodes = list(dict.fromkeys(node for node, _ in group))
-    is_input = nodes[0].op == "placeholder"
-    pinned = any(n in returned for n in nodes) or (is_input and nodes[0].name not in handed_over)
-    start = 0 if is_input else position[nodes[0]]
-    last_read = max((position[u] for n in nodes for u in (n, *n.users) if u in position), default=start)
-    end = len(position) - 1 if pinned else last_read
-    nbytes = group[0][1].untyped_storage().nbytes()
-    name = next((n for n in nodes if len(tensors(n)) == 1), nodes[0]).name
-    kind = "state" if is_input and nodes[0].name in kept else _kind(nodes, returned, handed_over)
-    return Lifetime(name, nbytes, start, end, tuple(n.name for n in nodes), kind)
 
 
 def _kind(nodes: list[fx.Node], returned: _Returned, handed_over: set[str]) -> Kind:

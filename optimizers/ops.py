@@ -163,6 +163,15 @@ def _draws(target: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
+_EXCHANGES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "tracefuse_ranks"})
+
+
+def exchanges(node: fx.Node) -> bool:
+    """Whether the op starts a collective: all ranks start the same ones in the same order, each as often as the others."""
+    is_one = getattr(node.target, "namespace", "") in _EXCHANGES
+    return is_one and getattr(node.target, "_opname", "") not in ("wait_tensor", "wait")
+
+
 def draws_nothing(op: fx.Node) -> bool:
     """Whether a random op draws no number: attention counts as random for its dropout; at probability 0 it is not."""
     return arguments(op).get("dropout_p") == 0.0

@@ -14,7 +14,7 @@ Beside each value stand its type and its bytes, above each group of ops the modu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -44,8 +44,9 @@ def head_lines(trace: Trace) -> list[str]:
     return [signature, *(f"{INDENT}# {comment}" for comment in comments)]
 
 
-def body_lines(trace: Trace) -> Iterator[tuple[str, str | None]]:
-    """(line, name of the value that it defines or None), from the first op to the return."""
+def body_lines(trace: Trace, spelled: Callable[[fx.Node], str] | None = None) -> Iterator[tuple[str, str | None]]:
+    """(line, name of the value that it defines or None), from the first op to the return, each op as `spelled` writes it."""
+    spelled = spelled or render_op
     dying = last_uses(trace)
     above: tuple[Any, ...] | None = None
     for node in trace.ops:
@@ -54,7 +55,7 @@ def body_lines(trace: Trace) -> Iterator[tuple[str, str | None]]:
             yield "", None
             yield f"{INDENT}# {'  '.join(header)}", None
             above = header
-        yield f"{INDENT}{render_op(node).ljust(COMMENT_COLUMN)}  # {_value_comment(node)}", node.name
+        yield f"{INDENT}{spelled(node).ljust(COMMENT_COLUMN)}  # {_value_comment(node)}", node.name
         if dying.get(node):
             yield f"{INDENT}del {', '.join(dying[node])}", None
     returned = ", ".join(n.name for n in trace.returned)

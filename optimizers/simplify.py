@@ -17,7 +17,7 @@ what is left. A rewrite that breaks what the rest relies on, see `optimizers/rew
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +26,18 @@ from torch import fx
 
 from tracefuse.optimizers.axes import RESHAPES, as_range, permutation
 from tracefuse.optimizers.facts import storage_id
-from tracefuse.optimizers.ops import arguments, aten, frozen, is_getitem, is_mutable, is_named, is_random, is_view
+from tracefuse.optimizers.ops import (
+    arguments,
+    aten,
+    exchanges,
+    frozen,
+    is_getitem,
+    is_mutable,
+    is_named,
+    is_random,
+    is_view,
+    once_per_operator,
+)
 from tracefuse.optimizers.passes import Decide, Decision, attempted, until_settled
 from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_under_name, replace_value
 from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, nbytes, phase, recomputes, val
@@ -227,18 +238,35 @@ def single_operand(node: fx.Node) -> Rewrite | None:
 
 
 RULES = (view_of_itself, copy_of_itself, empty_operands, single_operand, cast_of_cast, view_of_view)
+ONLY_FOR: dict[Any, Collection[Any]] = {
+    copy_of_itself: COPIES,
+    empty_operands: (aten.cat.default,),
+    single_operand: (aten.stack.default,),
+    cast_of_cast: (aten._to_copy.default,),
+    view_of_view: MERGES,
+}
+"""The operators that a rule is for, where it is for some only."""
+
+
+@once_per_operator
+def _rules_of(target: torch._ops.OpOverload) -> tuple[Callable[[fx.Node], Rewrite | None], ...]:
+    return tuple(rule for rule in RULES if rule not in ONLY_FOR or target in ONLY_FOR[rule])
 
 
 # --- common subexpressions --------------------------------------------------------------------------------------------
+
+_FILLS = {aten.zeros_like.default, aten.ones_like.default, aten.full_like.default}
 
 
 def expression(node: fx.Node) -> Hashable | None:
     """A key equal for ops of one phase that yield the same; None for ops that are never merged.
 
     What rematerialisation recomputes stays apart: merged with what the program computes late itself, as under a checkpoint, it
-    would live longer, and could not be taken back.
+    would live longer, and could not be taken back. So do states that an optimizer's first step fills, which it then writes
+    over where they are.
     """
-    if is_random(node) or is_mutable(node) or recomputes(node):
+    is_apart = is_random(node) or is_mutable(node) or exchanges(node) or recomputes(node)
+    if is_apart or (node.target in _FILLS and phase(node) == "update"):
         return None
     return phase(node), node.target, frozen(node.args), frozen(node.kwargs)
 
@@ -259,7 +287,7 @@ def _apply(node: fx.Node, rewrite: Rewrite, decide: Decide) -> bool:
 
 
 def _simplify_node(node: fx.Node, seen: dict[Hashable, fx.Node], decide: Decide) -> bool:
-    for rule in RULES:
+    for rule in _rules_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else RULES:
         rewrite = rule(node)
         if rewrite is not None and _apply(node, rewrite, decide):
             return True

@@ -25,14 +25,14 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from tracefuse.optimizers.facts import once_per_value, share_facts, tensors_in
+from tracefuse.optimizers.facts import devices, once_per_trace, once_per_value, share_facts, tensors_in
 from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.ops import does_work, is_getitem, is_mutable, is_random
 from tracefuse.optimizers.origins import NOWHERE, Origin
 
 Phase = Literal["forward", "backward", "update"]
 InputKind = Literal[
-    "input", "parameter", "buffer", "cotangent", "saved", "gradient", "state", "hyperparameter", "result"
+    "input", "parameter", "buffer", "cotangent", "saved", "gradient", "state", "hyperparameter", "result", "received"
 ]
 OutputKind = Literal["result", "gradient", "mutation", "saved"]
 
@@ -52,7 +52,8 @@ class Input:
     belongs to), `trainable` whether a gradient was asked for.
 
     Of an update, a `gradient` is what the backward left of the parameter `source`, a `result` another value of the step, a
-    `state` ("exp_avg of 0.weight") and a `hyperparameter` ("opt.param_groups[0]['lr']") what the optimizer keeps.
+    `state` ("exp_avg of 0.weight") and a `hyperparameter` ("opt.param_groups[0]['lr']") what the optimizer keeps. What a
+    collective `received` when it was recorded answers it in a replay.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Trace:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     name: str = "step"
-    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -148,28 +149,26 @@ class Trace:
         return replace(self, outputs=tuple(out for out, _ in pairs), _cache={})
 
     @property
+    @once_per_trace
     def twins(self) -> dict[fx.Node, fx.Node]:
         """For each backward op, the forward op that autograd recorded it for, where there is one."""
-        if "twins" not in self._cache:
-            first: dict[int | None, fx.Node] = {}
-            for node in self.ops:
-                if phase(node) == "forward":
-                    first.setdefault(origin(node).seq, node)
-            pairs = ((n, first.get(origin(n).seq)) for n in self.ops if phase(n) == "backward")
-            self._cache["twins"] = {n: twin for n, twin in pairs if twin is not None and origin(n).seq is not None}
-        return self._cache["twins"]
+        first: dict[int | None, fx.Node] = {}
+        for node in self.ops:
+            if phase(node) == "forward":
+                first.setdefault(origin(node).seq, node)
+        pairs = ((n, first.get(origin(n).seq)) for n in self.ops if phase(n) == "backward")
+        return {n: twin for n, twin in pairs if twin is not None and origin(n).seq is not None}
 
+    @once_per_trace
     def split(self) -> tuple[Trace, Trace]:
         """(forward, backward), cut where the phases meet.
 
         The forward returns its results, then what the backward reads of it (`saved`). The backward takes those, the inputs
         that it reads itself, and the cotangents; it returns the gradients.
         """
-        if "split" not in self._cache:
-            from tracefuse.optimizers.split import split
+        from tracefuse.optimizers.split import split
 
-            self._cache["split"] = split(self)
-        return self._cache["split"]
+        return split(self)
 
     def __str__(self) -> str:
         return self.code
@@ -213,6 +212,12 @@ def recomputes(node: fx.Node) -> str | None:
 def recomputes_in(node: fx.Node) -> Phase:
     """The phase of the value that a copy computes a second time."""
     return node.meta["custom"]["recomputes_in"]
+
+
+@once_per_trace
+def is_on_gpu(trace: Trace) -> bool:
+    """Whether any value of the program lies on a CUDA GPU."""
+    return any(device.type == "cuda" for node in trace.graph.nodes for device in devices(node))
 
 
 def val(node: fx.Node) -> Any:

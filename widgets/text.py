@@ -52,7 +52,7 @@ def to_static_form(payload: dict[str, Any]) -> str:
 
 def board_text(board: dict[str, Any]) -> str:
     """What was tried, a line for each configuration, as the view's board has it; a mark stands before the one on show."""
-    rows = [("", "capture", "configuration", "step", "", "measured", "to captured", "peak", "saved")]
+    rows = [("", "capture", "configuration", "step", "", "to captured", "measured", "to captured", "peak", "saved")]
     for row in board["rows"]:
         step = row["measured"]
         rows.append((
@@ -61,8 +61,9 @@ def board_text(board: dict[str, Any]) -> str:
             row["name"],
             time_text(row["step_us"]),
             row["kind"] + (f" on {row['device']}" if row["device"] != board["device"] else ""),
-            f"{figure(step['median'])} [{figure(step['low'])}, {figure(step['high'])}] ms" if step else NOT_MEASURED,
             "" if row["ratio"] is None else figure(row["ratio"]),
+            f"{figure(step['median'])} [{figure(step['low'])}, {figure(step['high'])}] ms" if step else NOT_MEASURED,
+            figure(step["ratio"]) if step and step["ratio"] is not None else "",
             human_bytes(row["peak_bytes"]),
             human_bytes(row["saved_bytes"]),
         ))  # fmt: skip
@@ -99,8 +100,7 @@ def _update_ops(update: dict[str, Any] | None) -> str:
 
 def _tables(payload: dict[str, Any]) -> list[Table]:
     notes = tuple(f"{p['name']}: {p['note']}" for p in payload["passes"] if p["note"])
-    ops = "ops" if payload["update"] is None else "ops without the update's"
-    passes = Table(("pass", "", ops, "saved", "took"), [_pass(p) for p in payload["passes"]], below=notes)
+    passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]], below=notes)
     times = _times(payload["timing"], bool(payload["kernels"]) and not payload["runs_triton"])
     return [passes, times, *_layers(payload), *_kernels(payload["kernels"]), *_unused(payload["unused"])]
 

@@ -1,5 +1,6 @@
 """torch's default dtype, which decides what `torch.zeros(3)` and `torch.arange(3) / 2` are: what a program made under another
-than float32 says so in its trace, which then holds wherever it is run.
+than float32 says so in its trace, and so does all of one that is assembled under another. The trace then holds wherever it
+is run.
 """
 
 from __future__ import annotations
@@ -7,20 +8,26 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tracefuse.recording.calls import Call, Value
+from tracefuse.recording.calls import Call, Value, bound
 
 # They choose by a mask that stays one.
 _MASKS = {"condition", "mask"}
 
 
 def implied_dtype(call: Call) -> torch.dtype | None:
-    """The dtype that the call's result has only because it was torch's default; None for float32, and if it was given."""
+    """The dtype that the call's result has only because it was torch's default; None if it was given, and for float32 where
+    that is the default now: the program may have switched it meanwhile."""
     out = call.outs
-    if not isinstance(out, Value) or out.dtype == torch.float32 or not out.dtype.is_floating_point:
+    if not isinstance(out, Value) or not out.dtype.is_floating_point:
+        return None
+    if out.dtype == torch.float32 == torch.get_default_dtype():
         return None
     if any(value.dtype.is_floating_point or value.dtype.is_complex for value in call.reads()):
         return None
-    return None if call.kwargs.get("dtype") is not None else out.dtype
+    given = any(
+        argument.name == "dtype" and value is not None for argument, value in bound(call.func, call.args, call.kwargs)
+    )
+    return None if given else out.dtype
 
 
 def state_dtype(node: fx.Node, call: Call, dtype: torch.dtype) -> None:

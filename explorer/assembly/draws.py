@@ -25,8 +25,8 @@ aten = torch.ops.aten
 _UNINITIALISED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
 
 
-_STATES = {"philox_seed", "rng_state"}
-"""What backwards of attention are given in place of drawing."""
+_STATES = {"dropout_seed", "dropout_state", "philox_seed", "rng_state"}
+"""What backwards of attention and cuDNN's recurrent nets are given in place of drawing."""
 
 
 def draws(node: fx.Node) -> bool:

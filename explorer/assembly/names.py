@@ -21,6 +21,7 @@ aten = torch.ops.aten
 RESERVED_NAMES = frozenset(
     [
         "AT_ONCE",
+        "LISTED",
         "NOISE",
         "OVERWRITTEN",
         "ROUNDINGS",
@@ -37,6 +38,7 @@ RESERVED_NAMES = frozenset(
         "benchmark",
         "boxed",
         "by_input",
+        "cast_all",
         "check",
         "copy_strided",
         "described_graph",
@@ -49,7 +51,6 @@ RESERVED_NAMES = frozenset(
         "expect_sizes",
         "laid_over",
         "late_results",
-        "launch",
         "magnitude",
         "main",
         "math",

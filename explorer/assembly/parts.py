@@ -19,13 +19,28 @@ from tracefuse.assembly.functional import Built
 from tracefuse.assembly.names import Names
 from tracefuse.optimizers.costs.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, is_random, producer
-from tracefuse.optimizers.trace import Input, Output, OutputKind, Trace, eliminate_dead_code
+from tracefuse.optimizers.trace import Input, Output, OutputKind, Trace, eliminate_dead_code, origin
 from tracefuse.recording.calls import Value
 from tracefuse.recording.roles import Roles
 
 Cotangents = dict[fx.Node, tuple[str, torch.Tensor]]
 
-_KINDS = ("input", "parameter", "buffer", "state", "hyperparameter")
+CALLED = "called"
+"""In the `custom` metadata of an op outside modules: a variable held what it yields where a backward started."""
+
+GIVEN = "given"
+"""In the `custom` metadata of an input, or of an op outside modules: the number of the call of a module that was given it, and
+its place among the arguments."""
+
+UNNAMED = "constant"
+"""What an input of the joint program is called, with a number behind it where there are several, that has no name."""
+
+_KINDS = ("input", "parameter", "buffer", "state", "hyperparameter", "received")
+
+
+def is_unnamed(name: str) -> bool:
+    """Whether an input is called so because nothing told a name for it, and not `constants`, as a variable may be."""
+    return re.fullmatch(rf"{UNNAMED}(_\d+)?", name) is not None
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,8 @@ class Parts:
         self._names = Names()
         self._inputs: dict[Value, Input] = {}
         self._sources: set[str] = set()
+        nodes = {**built.nodes, **built.placeholders}
+        self._places = {nodes[value]: place for value, place in roles.places.items() if value in nodes}
         self._position = {value: index for index, value in enumerate(built.placeholders)}
         self._new: dict[fx.Node, fx.Node] = {}
 
@@ -174,6 +191,8 @@ class Parts:
         for one in inputs:
             copy = graph.create_node("placeholder", one.input.name, name=one.input.name)
             copy.meta = {"val": one.node.meta["val"], "phase": one.node.meta["phase"] if name == "step" else name}
+            if place := self._places.get(one.node):
+                copy.meta["custom"] = {GIVEN: place}
             new[one.node] = copy
         self._copy_ops(graph, phases, self._preferred_names(wanted))
         graph.output(tuple(new[one.node] for one in wanted))
@@ -187,7 +206,7 @@ class Parts:
         return self._new[of].name if isinstance(of, fx.Node) else of
 
     def _joint_inputs(self, mine: Collection[fx.Node], wanted: Sequence[_Wanted]) -> list[_Read]:
-        inputs = [self._external(value, "constant") for value in self._read_by(mine, wanted)]
+        inputs = [self._external(value, UNNAMED) for value in self._read_by(mine, wanted)]
         for node, (result, tensor) in self._cotangents.items():
             inputs.append(_Read(node, Input(self._names.fresh(f"grad_{result}"), "cotangent", result), tensor))
         return inputs
@@ -221,7 +240,7 @@ class Parts:
             kind, source = self._roles.sources[value]
             # A number that Python made a tensor of comes from outside, too.
             is_number = not value.shape and value.device.type == "cpu" and value not in self._built.mutated
-            name = self._names.fresh(_plain(source) or ("constant" if is_number else unnamed))
+            name = self._names.fresh(_plain(source) or (UNNAMED if is_number else unnamed))
             # Two modules of which neither has a name both call theirs "weight": a pattern must be able to tell them apart.
             told_apart = source if source not in self._sources else name
             self._sources.add(source)
@@ -231,7 +250,12 @@ class Parts:
 
     def _preferred_names(self, wanted: Sequence[_Wanted]) -> dict[fx.Node, str]:
         """Names worth more than the op's: the variable that the user assigned, and `grad_<input>` for gradients."""
-        found = {n: name for n in self._built.graph.nodes if (name := hint(n))}
+        built, called = self._built, self._roles.called
+        prepared = ((built.nodes[value], name) for value, name in called.items() if value in built.nodes)
+        found = {node: name for node, name in prepared if node.op == "call_function" and not origin(node).module_type}
+        for node in found:
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), CALLED: True}
+        found = {n: name for n in built.graph.nodes if (name := hint(n))} | found
         found |= {one.node: one.of for one in wanted if isinstance(one.of, str)}
         gradients = (one for one in wanted if one.kind == "gradient" and one.of in self._inputs)
         return found | {one.node: f"grad_{self._called(one.of)}" for one in gradients}
@@ -247,7 +271,9 @@ class Parts:
                 name = self._names.fresh(preferred.get(node, plain.removeprefix("scaled_dot_product_")))
                 new[node] = graph.create_node("call_function", node.target, args, kwargs, name)
                 custom = node.meta.get("custom") or {}
-                kept = {key: custom[key] for key in ("tracefuse", HELD, IN_PLACE) if custom.get(key)}
+                kept = {key: custom[key] for key in ("tracefuse", HELD, IN_PLACE, CALLED) if custom.get(key)}
+                if (place := self._places.get(node)) and not origin(node).module_type:
+                    kept[GIVEN] = place
                 new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": kept}
 
 

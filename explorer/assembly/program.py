@@ -17,7 +17,15 @@ from tracefuse.assembly.functional import Built, build_graph
 from tracefuse.assembly.parts import Assembled
 from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
-from tracefuse.assembly.unshown import Dropped, blind_spots, forwards_first, made_elsewhere, unshown, without_gradient
+from tracefuse.assembly.unshown import (
+    Dropped,
+    blind_spots,
+    forwards_first,
+    growing_graph,
+    made_elsewhere,
+    unshown,
+    without_gradient,
+)
 from tracefuse.collectives.ended import without_collectives
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.origins import Source
@@ -206,6 +214,7 @@ def captured_program(
     seeds = [given for _, given, _ in recording.roots if given is not None]
     outputs = (*roles.results, *roles.gradients.values(), *recording.gradients.values(), *roles.replaced.values())
     built = _functional(recording, roles, dict(zip(externals, inputs, strict=True)), (*outputs, *roles.kept, *seeds))
+    grown = growing_graph(recording, ended.alive)
     elsewhere = made_elsewhere(recorder, {value: name for value, (_, name) in roles.sources.items()})
     joint, update, uncut = assemble(built, recording, roles, elsewhere)
     verify(joint.trace)
@@ -213,8 +222,7 @@ def captured_program(
     check_unreplaced(recording, [externals[x] for x in chosen])
     live_externals = [_live(recording, ended, value) for value in externals]
     examples, live = _given(joint, inputs), _given(joint, live_externals)
-    pairs = zip(joint.chosen, joint.trace.inputs, strict=True)
-    name_of_value = {externals[x]: i.name for x, i in pairs if isinstance(x, int)}
+    name_of_value = _names_of(joint, externals)
     held = {name: values & name_of_value.keys() for name, values in ended.optimized.items()}
     read = Inputs(examples, live, tuple(recording.rng_states))
     parts = [joint] if update is None else [joint, update]
@@ -223,16 +231,17 @@ def captured_program(
     made = CapturedProgram(
         joint.trace,
         lambda: read,
-        {**environment, **recorder.modules.settings, **without_gradient(recorder, roles)},
+        {
+            **environment,
+            **recorder.modules.settings,
+            **without_gradient(recorder, roles),
+            **(grown.facts if grown else {}),
+        },
         guards=tuple(guards_of(recording, update is not None)),
         stops=tuple(recording.stops),
         dropped=unread,
         optimizers={name: frozenset(name_of_value[v] for v in values) for name, values in held.items()},
-        thawed=tuple(
-            entry.source
-            for entry, tensor in zip(joint.trace.inputs, live, strict=True)
-            if recorder.values.value_of(tensor) in ended.thawed
-        ),
+        thawed=_thawed(joint.trace, live, recorder, ended),
         pinned=pinned_among(joint.trace, examples),
         unrecorded=(*blind_spots(recorder, elsewhere), *exchanged, *(() if elsewhere else beside)),
         backwards=recording.backwards,
@@ -243,11 +252,21 @@ def captured_program(
     if update is not None:
         verify(update.trace)
         own = Inputs(_given(update, inputs), _given(update, live_externals), read.rng_states)
-        pairs = zip(update.chosen, update.trace.inputs, strict=True)
-        names = {externals[x]: i.name for x, i in pairs if isinstance(x, int)}
-        steps = _stepped(recording, names, made.optimizers)
+        steps = _stepped(recording, _names_of(update, externals), made.optimizers)
         made = with_update(made, update.trace, lambda: own, replayed, steps)
     return made, tuple(left), ended.read
+
+
+def _names_of(part: Assembled, externals: Sequence[Value]) -> dict[Value, str]:
+    """By the value of each external that a part reads, the name of its input."""
+    pairs = zip(part.chosen, part.trace.inputs, strict=True)
+    return {externals[at]: entry.name for at, entry in pairs if isinstance(at, int)}
+
+
+def _thawed(trace: Trace, live: Sequence[torch.Tensor], recorder: Recorder, ended: Ended) -> tuple[str, ...]:
+    """The inputs that the program trained since it was asked to record frozen parameters too."""
+    pairs = zip(trace.inputs, live, strict=True)
+    return tuple(entry.source for entry, tensor in pairs if recorder.values.value_of(tensor) in ended.thawed)
 
 
 def _check_shown(recording: Recording, roles: Roles) -> None:
@@ -255,9 +274,9 @@ def _check_shown(recording: Recording, roles: Roles) -> None:
         raise CaptureError(
             "nothing was captured: the program ran no PyTorch operator. Call the model inside the block."
         )
+    check_supported(recording)
     if not roles.results and not roles.gradients:
         raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
-    check_supported(recording)
 
 
 def _functional(

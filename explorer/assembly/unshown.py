@@ -7,16 +7,20 @@ the operators of its own thread, and under one dynamo runs compiled code as it i
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import fx
 
 from tracefuse.assembly.draws import is_in_engine
 from tracefuse.assembly.fake_values import alone
 from tracefuse.assembly.refusals import where
+from tracefuse.lines.statements import Added, added, statements_at
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, packet_name, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.origins import Origin, Source
@@ -29,8 +33,17 @@ from tracefuse.text import counted
 # Bookkeeping, mostly autograd's, costs no kernel that a user could spare.
 _BOOKKEEPING = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
+_GROWING = re.compile(r"(\w+)\s*=[^=].*\b\1\b(?!\.detach)")
+"""A line that computes a variable from itself."""
+
+_GIVES = re.compile(r"([\w.\[\]]+)(\.data\s*=|\.set_\()(?!=)")
+"""A statement that gives a tensor other memory, as `ema.data = ema.data * 0.9 + w.data * 0.1` does. No operator does so."""
+
 UNUSED_PARAMETERS = "unused parameters"
 """What the environment calls the trainable parameters of DistributedDataParallel that got no gradient."""
+
+GROWING, SHRUNK = "growing graph", "growing graph without"
+"""What the environment calls the line of such a sum, and what to write there instead."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,7 @@ def unshown(
     # What a backward starts from that is no part of the trace is no variable's.
     seeds = {given for _, given, _ in recording.roots if given is not None}
     held = [call for call in _unread(recording, {*returned, *seeds}) if id(call) not in known]
-    return _dropped(never_used), _beside(held, bound)
+    return _dropped(never_used), (*_given_elsewhere(_unread(recording, {*returned, *seeds})), *_beside(held, bound))
 
 
 def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
@@ -72,8 +85,23 @@ def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
     return found[::-1]
 
 
+def _given_elsewhere(calls: Iterable[Call]) -> tuple[str, ...]:
+    """A sentence on each line that gives what `calls`, which are no part of the trace, compute to a tensor as its memory."""
+    found: dict[Source, re.Match[str]] = {}
+    for call in calls:
+        source = call.origin.source
+        if source is not None and (given := _GIVES.search(source.text)) and does_work(alone(call)):
+            found[source] = given
+    return tuple(
+        f"`{given[1]}{'.data = …' if '=' in given[2] else '.set_(…)'}` gives a tensor other memory{where(source)}, and a "
+        f"compiled step does not do that: write `{given[1]}.copy_(…)` under `torch.no_grad()`."
+        for source, given in found.items()
+    )
+
+
 def _dropped(calls: Iterable[Call]) -> tuple[Dropped, ...]:
-    """Those of `calls` that do work."""
+    """Those of `calls` that do work, and whose line gives their result to no tensor as its memory."""
+    calls = (call for call in calls if call.origin.source is None or not _GIVES.search(call.origin.source.text))
     nodes = (n for n in map(alone, calls) if does_work(n) and packet_name(n) not in _BOOKKEEPING)
     return tuple(
         Dropped(str(n.target), origin(n), nbytes(n), 1e6 * roofline_seconds(n, H100_SXM_DATASHEET)) for n in nodes
@@ -89,7 +117,7 @@ def _beside(calls: Sequence[Call], bound: Mapping[Value, str]) -> tuple[str, ...
     if not held:
         return ()
     return (
-        f"{held}: {counted(count, 'op')} computed it beside the step"
+        f"{held}: {counted(count, 'op')} computed {'them' if ', ' in held else 'it'} beside the step"
         f"{where(calls[-1].origin.source)}. No result and no gradient needs it, and it is no part of the trace. Return it, "
         "in a block by `c.returned = …`, to have it shown.",
     )
@@ -136,6 +164,12 @@ def made_elsewhere(recorder: Recorder, names: Mapping[Value, str]) -> str:
     if found is None:
         return ""
     value, source = found
+    if grown := _GROWING.match(source.text.strip() if source else ""):
+        name = grown[1]
+        return (
+            f"`{name}` goes on with its own graph of the steps before{where(source)}, and a backward goes through all of "
+            f"them: write `{name}.detach()` on the right of that line, or, where it is only logged, `{name} += loss.detach()`."
+        )
     if assigned := _only_assignment(names.get(value, ""), source):
         return (
             f"The graph of `{names[value]}` begins before the capture: move line {assigned[0]} ({assigned[1]}) inside, since "
@@ -148,16 +182,31 @@ def made_elsewhere(recorder: Recorder, names: Mapping[Value, str]) -> str:
 
 
 def _reads_of_histories(recorder: Recorder) -> Iterator[tuple[Value, Source | None]]:
-    """Each tensor of outside that is no leaf, and where the forward reads it."""
+    """Each tensor of outside that is no leaf, and where the forward reads it with the graph behind it, which `detach` leaves
+    out, as it does with the state of a recurrent net. A sum of losses that no backward starts from has none to follow."""
     recording = recorder.recording
+    followed = _behind_backwards(recording)
     made = {
         value
         for value, tensor in recording.externals.items()
         if value not in recording.snapshots and not is_leaf(tensor)
     }
     for call in recording.calls:
-        if not call.in_engine:
+        if not call.in_engine and call.func is not torch.ops.aten.detach.default and _makes(call) & followed:
             yield from ((value, call.origin.source) for value in call.reads() if value in made)
+
+
+def _behind_backwards(recording: Recording) -> set[int | None]:
+    """The memory of all that some backward starts from, or is computed from."""
+    found = {root.memory for root, *_ in recording.roots}
+    for call in reversed(recording.calls):
+        if _makes(call) & found:
+            found |= {value.memory for value in call.reads()}
+    return found
+
+
+def _makes(call: Call) -> set[int | None]:
+    return {value.memory for value in (*call.out_values(), *call.writes())}
 
 
 def _only_assignment(name: str, read: Source | None) -> tuple[int, str] | None:
@@ -198,3 +247,72 @@ def without_gradient(recorder: Recorder, roles: Roles) -> dict[str, str]:
         if kind == "parameter" and tensor.requires_grad and name not in reached
     }
     return {UNUSED_PARAMETERS: "; ".join(sorted(found))} if found else {}
+
+
+# --- sums over steps --------------------------------------------------------------------------------------------------
+#
+# loss = model(x); loss.backward(); tot = tot + loss             tot keeps the graphs of all losses
+# loss = model(x); loss.backward(); tot = tot + loss.detach()
+
+
+class Growing(NamedTuple):
+    """A sum that grows: the variable, its line, and the statement to write instead."""
+
+    name: str
+    source: Source
+    instead: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the environment says of it."""
+        return {GROWING: str(self.source), SHRUNK: self.instead}
+
+
+def growing_graph(recording: Recording, alive: Collection[Value]) -> Growing | None:
+    """The last sum over steps that keeps their graphs, and that no backward of the recording starts from: it adds what has a
+    graph to a variable of before, by a statement `tot = tot + loss` or `tot += loss`, and is still `alive` when the program
+    ends. None where there is none."""
+    if not recording.roots:
+        return None
+    wanted, kept = {root.base for root, _, _ in recording.roots}, {value.base for value in alive}
+    for call in reversed(recording.calls):
+        source = call.origin.source
+        made = {value.base for value in (*call.out_values(), *call.writes())}
+        if not call.in_engine and made & wanted:
+            wanted.update(value.base for value in call.reads())
+        elif source is None or call.origin.seq is None or kept.isdisjoint(made):
+            continue
+        else:
+            for statement in statements_at(source):
+                found = added(statement)
+                if found is not None and _is_sum(call, recording, found.is_behind):
+                    return Growing(found.name, source, _instead(statement, found))
+    return None
+
+
+def _is_sum(call: Call, recording: Recording, is_behind: bool) -> bool:
+    """Whether the user's code adds something of this recording to a sum of before: to the second operand where that
+    `is_behind`. What the statement adds may be of before too, as a bias or a constant mean is; a sum is not, and is no leaf
+    but one number that a sum starts from."""
+    if call.in_engine or call.in_optimizer or getattr(call.func, "_opname", "") not in ("add", "add_"):
+        return False
+    operands = [one.base for one in call.args[:2] if isinstance(one, Value)]
+    if len(operands) != 2:
+        return False
+    summed, added = operands[::-1] if is_behind else operands
+    if summed not in recording.externals or added in recording.externals:
+        return False
+    tensor = recording.externals[summed]
+    return not is_leaf(tensor) or (not tensor.requires_grad and tensor.numel() == 1)
+
+
+def _instead(statement: ast.stmt, found: Added) -> str:
+    """The statement with its addend detached."""
+    name, detached = found.name, _detached(found.addend)
+    return f"{name} += {detached}" if isinstance(statement, ast.AugAssign) else f"{name} = {name} + {detached}"
+
+
+def _detached(addend: ast.expr) -> str:
+    said = ast.unparse(addend)
+    is_one = isinstance(addend, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+    return f"{said}.detach()" if is_one else f"({said}).detach()"

@@ -83,8 +83,8 @@ COMMANDS = {
 HELP = f"""\
 FILE.py is run as `python FILE.py ARGUMENTS` would run it. What it computes from the first module that it calls, or the first
 op that autograd records, to its last line is shown as one trace: its modules, what each pass does to it, and measured times.
-Of a script that trains for several steps the third is shown, and another one with --step N. A script can mark what it wants
-to see:
+Of a script that trains for several steps the third is shown, and another one with --step N; Ctrl-C ends a long run, and shows
+the step that was over by then. A script can mark what it wants to see:
 
     with tracefuse.capture() as c:
         loss = model(x); loss.backward()

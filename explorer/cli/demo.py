@@ -40,8 +40,7 @@ def demo(arguments: argparse.Namespace) -> None:
     say.next("measuring the captured trace beside the optimised one")
     asked = {name: chosen[name] for name in ("cuda_graph", "tune")} | {"peers": chosen["peer"]}
     timing = variant.measure(say.progress, budget_s=chosen["budget_s"], **asked)
-    print(timing, flush=True)
-    print(f"\n{timing.note}\n" if timing.note and variant.kernels else "", flush=True)
+    print(timing, end="\n\n", flush=True)
 
     say.next("writing the optimised program")
     make_directory(out)

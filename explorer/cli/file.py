@@ -13,6 +13,7 @@ import torch
 from tracefuse.cli.choices import changes_of, check_folder, configuration
 from tracefuse.cli.command import Stages
 from tracefuse.cli.flags import PASS_OPTIONS, SCRIPT_OPTIONS, Option, values
+from tracefuse.cli.globs import GlobCheck
 from tracefuse.cli.script import run_script
 from tracefuse.config.names import SESSION
 from tracefuse.device.target import target
@@ -41,7 +42,7 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> int:
     Raises `OptionError` before anything runs for what cannot be done, and whatever running, measuring and writing raise;
     `SystemExit` where the script ends with another status than 0.
     """
-    path, chosen = Path(arguments.file), values(arguments, SCRIPT_OPTIONS)
+    path, chosen, status = Path(arguments.file), values(arguments, SCRIPT_OPTIONS), 0
     priced_for = target(chosen["target"])
     is_session = path.suffix == SESSION
     _check(arguments, chosen, is_session, of_script)
@@ -51,7 +52,8 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> int:
         capture = load(path)
     else:
         next_step(f"running {' '.join([str(path), *of_script])}")
-        capture, remarks = run_script(path, of_script, chosen["train_all"], chosen["step"])
+        with GlobCheck(_globs(arguments, chosen), lambda: vars(sys.modules["__main__"]), lambda said: _tell([said])):
+            capture, remarks, status = run_script(path, of_script, chosen["train_all"], chosen["step"])
         _tell(remarks)
     config = configuration(arguments)
     measured = [one for one, _ in capture.measurements.timings] if is_session else []
@@ -83,7 +85,21 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> int:
     _write(explorer, chosen, tried)
     if failed:  # what was captured is shown and written all the same
         raise MeasureError(f"the measurement failed: {failed['message']}")
-    return FOUND if _is_found(found, chosen["fail_on"]) else 0
+    return FOUND if _is_found(found, chosen["fail_on"]) else status
+
+
+def _globs(arguments: argparse.Namespace, chosen: dict[str, Any]) -> dict[str, list[str]]:
+    """By flag, the globs that are to match something of what the script runs."""
+    tried = [changes_of(one) for one in chosen["try"]]
+    asked = [vars(arguments), *tried]
+    return {
+        f"--{name}": [glob for one in asked for glob in _listed(one.get(name))]
+        for name in ("freeze", "save", "recompute")
+    }
+
+
+def _listed(given: Any) -> Sequence[str]:
+    return given if isinstance(given, (list, tuple)) else ()
 
 
 def _is_found(findings: Iterable[Finding], least: str | None) -> bool:

@@ -262,7 +262,7 @@ OVERLAP_OPTIONS: tuple[Option, ...] = (
         "MESH",
         "the machine to model (required): how many ranks, of which GPU, joined by which link, such as 8xH100,nvlink; for more "
         "than 8 ranks also the link between hosts of 8, such as 16xH200,nvlink,ib400 (400 Gb/s a GPU); `here` as the GPU, as "
-        "in 4xhere,pcie4, takes the times that ops had where the step was recorded",
+        "in 4xhere,pcie4, takes the times that ops had where the step was recorded, and with --frontier those of a roofline",
     ),
     _value(
         "bucket_mb",
@@ -286,6 +286,16 @@ OVERLAP_OPTIONS: tuple[Option, ...] = (
         "on|off",
         "on: free gathered parameters behind the forward and gather them again in the backward, which holds fewer bytes; off: "
         "keep them, which gathers once",
+    ),
+    _switch(
+        "frontier",
+        "time against memory: reshard on and off, each with several budgets of what remat saves for the backward, beside each "
+        "other, with the code of each",
+    ),
+    _value(
+        "memory",
+        "BYTES",
+        "with --frontier: print the code of the fastest step of which a rank holds no more than BYTES, such as 40GiB",
     ),
 )
 """What `tracefuse overlap` takes; without a choice (all but the mesh) several are modelled."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tracefuse.cli.choices import check_folder
 from tracefuse.cli.command import Stages
@@ -20,10 +22,13 @@ from tracefuse.config.names import PASSES
 from tracefuse.config.pass_options import PassOption, written
 from tracefuse.errors import OptionError
 from tracefuse.loaded import load
+from tracefuse.measure.frontier import bytes_of
 from tracefuse.optimizers.overlap.options import Options
 from tracefuse.profiling.comparison import compare_timelines
 from tracefuse.profiling.timeline import load_timeline
 from tracefuse.ranks.loading import load_ranks
+from tracefuse.text import time_text
+from tracefuse.variant import Variant
 
 
 def show_passes(arguments: argparse.Namespace) -> None:
@@ -94,5 +99,23 @@ def show_overlap(arguments: argparse.Namespace) -> None:
     if isinstance(reshard, str):
         raise OptionError(f"--reshard {reshard} is neither on nor off")
     options = Options(chosen["bucket_mb"], chosen["prefetch"], chosen["second_group"], reshard)
+    if chosen["memory"] is not None and not chosen["frontier"]:
+        raise OptionError("--memory chooses from what --frontier tries: give both")
+    if chosen["memory"] is not None:
+        bytes_of(chosen["memory"], said=f"--memory {chosen['memory']}")
     variant = load(arguments.files[0]).optimize()
+    if chosen["frontier"]:
+        _show_frontier(variant, chosen, options)
+        return
     print(variant.baseline.overlap(chosen["mesh"], **({} if options.is_as_recorded else vars(options))), flush=True)
+
+
+def _show_frontier(variant: Variant, chosen: Mapping[str, Any], options: Options) -> None:
+    say, default = Stages(total=1), vars(Options())
+    say.next("trying configurations")
+    given = {name: value for name, value in vars(options).items() if value != default[name]}
+    found = variant.frontier(chosen["mesh"], overlaps=[given] if given else None, progress=say.progress)
+    print(found, flush=True)
+    if chosen["memory"] is not None:
+        best = found.within(chosen["memory"])
+        print(f"\nthe fastest step under {chosen['memory']} a rank: {time_text(best.step_us)}, {best.call}", flush=True)

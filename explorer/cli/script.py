@@ -34,6 +34,9 @@ from tracefuse.recording.frames import hide_frames
 from tracefuse.recording.recorder import Recorder
 from tracefuse.step_capture import StepCapture
 
+INTERRUPTED = 130
+"""The exit status of a script that Ctrl-C ends."""
+
 
 class _FromFirstUse(Recorder):
     """A recorder that begins where a module is called or autograd has something to record: before that, a script makes its
@@ -77,6 +80,8 @@ class _Watch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         RecordedCapture.on_start = None
         self._stop(completed=kind is None or _is_success(error))
+        if isinstance(error, KeyboardInterrupt):  # a step that was over by then is one
+            self.whole._take_step()
 
     def _own_starts(self, capture: RecordedCapture) -> None:
         self.own.append(capture)
@@ -88,6 +93,9 @@ class _Watch:
         if self._is_recording:
             self._is_recording = False
             self.whole._stop(None, completed)
+
+    def has_captured(self) -> bool:
+        return any(one.has_run for one in (self.whole, *self.own))
 
     def shown(self) -> RecordedCapture:
         """The capture to show. Raises `CaptureError` where there is none."""
@@ -103,9 +111,9 @@ class _Watch:
 
 def run_script(
     path: Path, arguments: Sequence[str], train_all: bool = False, step: int | None = None
-) -> tuple[RecordedCapture, list[str]]:
+) -> tuple[RecordedCapture, list[str], int]:
     """Run the file at `path` with `arguments`, and capture it, or its training step number `step`; with the capture, sentences
-    on what it is of.
+    on what it is of, and the exit status: 130 of a script that Ctrl-C ended after a step was captured.
 
     Ends the process as the script would end it: raises `SystemExit` where it exits with another status than 0, or after its
     traceback was shown. Raises `CaptureError` where nothing was captured.
@@ -122,10 +130,16 @@ def run_script(
     except SystemExit as ended:
         if not _is_success(ended):
             raise
+    except KeyboardInterrupt as error:
+        _show(error, module)
+        if not watch.has_captured():
+            raise SystemExit(INTERRUPTED) from None
+        said = "the script was interrupted: what is shown was captured before"
+        return watch.shown(), [said, *_remarks(watch, train_all)], INTERRUPTED
     except BaseException as error:
         _show(error, module)
-        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
-    return watch.shown(), _remarks(watch, train_all)
+        raise SystemExit(1) from None
+    return watch.shown(), _remarks(watch, train_all), 0
 
 
 def _main_module(path: str) -> ModuleType:

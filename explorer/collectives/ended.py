@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from tracefuse.collectives.lowering import Lowered, has_collectives, lowered
+from tracefuse.collectives.lowering import Lowered, lowered
+from tracefuse.collectives.scope import has_collectives
 from tracefuse.recording.calls import Recording, Value
+from tracefuse.recording.memories import is_there
 from tracefuse.recording.roles import Roles
 from tracefuse.recording.run import Ended
 from tracefuse.text import counted
@@ -19,11 +22,11 @@ def without_collectives(recording: Recording, ended: Ended) -> tuple[Recording, 
     """`recording` and what is known of its end, with an operator for each collective, and what of the exchange between
     processes no trace shows. What collectives gave are inputs. Raises `CaptureError` where a program reads a memory that
     collectives write in other parts than it was written."""
-    if not has_collectives(recording):
+    if not has_collectives(recording) and not ended.is_sharded:
         return recording, ended, ()
     sources = ended.roles.sources
     parameters = {value: name for value, (kind, name) in sources.items() if kind == "parameter" and name}
-    made = lowered(recording, parameters, ended.roles.gradients)
+    made = lowered(recording, parameters, ended.roles.gradients, _lent(recording, ended))
     now = made.now
     values = [
         value for value in recording.externals if value not in recording.snapshots
@@ -37,6 +40,23 @@ def without_collectives(recording: Recording, ended: Ended) -> tuple[Recording, 
         alive=frozenset(map(now, ended.alive)),
     )
     return made.recording, known, tuple(_sentence(name, count) for name, count in made.unshown.items())
+
+
+def _lent(recording: Recording, ended: Ended) -> set[Value]:
+    """What the program wrote in memory that FSDP lends it: one process has nothing to gather, and copies its parameters there.
+    That memory has no name, and is given back, or shown under another layout."""
+    if not ended.is_sharded:
+        return set()
+    layouts = Counter(value.memory for value in recording.externals)
+    nameless = {value for value, (_, name) in ended.roles.sources.items() if not name}
+    found = set()
+    for value in (one for call in recording.calls for one in call.writes()):
+        own = recording.externals.get(value)
+        is_shown = layouts[value.memory] > (own is not None)
+        is_users = value.base in recording.externals and value not in nameless
+        if not is_users and (is_shown or (own is not None and not is_there(own))):
+            found.add(value)
+    return found
 
 
 def _roles(roles: Roles, made: Lowered) -> Roles:

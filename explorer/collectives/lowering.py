@@ -6,17 +6,16 @@ after    part = grad * 0.5 ... (sum,) = all_reduce([part, ...], [received]) ... 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from tracefuse.collectives.pieces import Piece, Pieces, contiguous
+from tracefuse.collectives.scope import FSDP, group_of, memories_of, peer_of, read_afterwards
 from tracefuse.collectives.serving import Serving
 from tracefuse.distributed import schemas
-from tracefuse.distributed.groups import Group, named_group
 from tracefuse.distributed.operators import WAIT, exchange
 from tracefuse.recording.calls import Call, Recording, Value, bound, is_written, values_in
 from tracefuse.recording.operators import facts_of
@@ -26,7 +25,6 @@ aten = torch.ops.aten
 _FILLS = {"copy_", "zero_", "fill_"}
 _BLANK = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _COPIES = {aten.detach.default, aten.cat.default, aten._to_copy.default, aten.clone.default}
-_FSDP = "fsdp"
 
 
 @dataclass(frozen=True)
@@ -40,28 +38,31 @@ class Lowered:
     unshown: Mapping[str, int]
 
 
-def has_collectives(recording: Recording) -> bool:
-    return any(is_of_ranks(call) for call in recording.calls)
-
-
-def is_of_ranks(call: Call) -> bool:
-    return facts_of(call.func).exchanges or getattr(call.func, "namespace", "") == _FSDP
-
-
-def lowered(recording: Recording, parameters: Mapping[Value, str], gradients: Mapping[Value, Value]) -> Lowered:
-    """`recording` without collectives. `parameters` are the names of the inputs that are parameters, or parts of such, and
-    `gradients` what the program left of inputs."""
-    return _Lowering(recording, parameters, gradients).run()
+def lowered(
+    recording: Recording,
+    parameters: Mapping[Value, str],
+    gradients: Mapping[Value, Value],
+    lent: Collection[Value] = (),
+) -> Lowered:
+    """`recording` without collectives. `parameters` are the names of the inputs that are parameters, or parts of such,
+    `gradients` what the program left of inputs, and `lent` what it wrote in memory that is none of its user's."""
+    return _Lowering(recording, parameters, gradients, lent).run()
 
 
 class _Lowering:
-    def __init__(self, recording: Recording, parameters: Mapping[Value, str], gradients: Mapping[Value, Value]) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        parameters: Mapping[Value, str],
+        gradients: Mapping[Value, Value],
+        lent: Collection[Value],
+    ) -> None:
         self._old, self._parameters, self._gradients = recording, parameters, gradients
         self._calls: list[Call] = []
         self._of_engine: set[Value] = set()
         count = 1 + max((v.index for call in recording.calls for v in (*call.reads(), *call.out_values())), default=0)
         self._pieces = Pieces(self._emit, count)
-        self._scope = _memories_of(recording, parameters)
+        self._scope = memories_of(recording, parameters, lent)
         self._externals = {v: t for v, t in recording.externals.items() if v.memory not in self._scope}
         self._views: dict[Value, tuple[Call, Value]] = {}
         self._cached: dict[Value, tuple[Value, tuple[Any, ...]]] = {}
@@ -88,7 +89,7 @@ class _Lowering:
             self._add(call)
         starts.append(len(self._calls))
         left = {*self._gradients, *self._gradients.values()}
-        now = {value: self._final(value) for value in _wanted(old) | left}
+        now = {value: self._final(value) for value in read_afterwards(old) | left}
         return Lowered(self._recording(now, starts), self._named, lambda v: now.get(v) or self._final(v), self._unshown)
 
     def _emit(self, call: Call) -> None:
@@ -103,9 +104,9 @@ class _Lowering:
             self._exchange(call)
         elif facts_of(call.func).exchanges:
             if not schemas.is_wait(call.func) and not call.out_values():
-                name = " ".join(filter(None, (schemas.name_of(call.func).strip("_"), _peer_of(call))))
+                name = " ".join(filter(None, (schemas.name_of(call.func).strip("_"), peer_of(call))))
                 self._unshown[name] = self._unshown.get(name, 0) + 1
-        elif call.func.namespace == _FSDP:
+        elif call.func.namespace == FSDP:
             self._of_fsdp(call)
         elif written := call.writes():
             self._write(call, written)
@@ -120,14 +121,14 @@ class _Lowering:
             return  # nobody read it
         sent = schemas.sent(call.func, call.args, call.kwargs)
         operands = [] if kind == "receive" else [part for one in sent for part in self._parts(one, call)]
-        group, reduction = _group_of(call)
+        group, reduction = group_of(call)
         waits = schemas.waits_at_once(call.func, call.args, call.kwargs)
         answers, outs = [], []
         for value, tensor in zip(into, found.tensors, strict=True):
             answers.append(self._pieces.fresh(value, value.shape, tuple(tensor.stride())))
             outs.append(self._pieces.fresh(value, value.shape, tuple(tensor.stride())))
             self._externals[answers[-1]] = tensor
-            self._named[answers[-1]] = ("input", f"received by {kind} {len(self._named)}")
+            self._named[answers[-1]] = ("received", f"received by {kind} {len(self._named)}")
         args = (operands, answers, reduction, group.name, list(group.ranks), waits, "")
         new = Call(exchange(kind), args, {}, outs, call.origin, call.in_engine, call.in_optimizer)  # type: ignore[arg-type]
         self._emit(new)
@@ -170,13 +171,13 @@ class _Lowering:
 
     def _cast(self, made: Value, source: Value, call: Call) -> Value:
         """What FSDP's operators copy into a buffer of another dtype, as that buffer holds it."""
-        wanted = made.dtype
-        if wanted == source.dtype:
+        dtype = made.dtype
+        if dtype == source.dtype:
             return made
         made.dtype = source.dtype
         cast = self._pieces.fresh(made, made.shape, made.stride)
-        cast.dtype = wanted
-        self._emit(replace(call, func=aten._to_copy.default, args=(made,), kwargs={"dtype": wanted}, outs=cast))
+        cast.dtype = dtype
+        self._emit(replace(call, func=aten._to_copy.default, args=(made,), kwargs={"dtype": dtype}, outs=cast))
         self._serving.follow(made, cast)
         return cast
 
@@ -345,44 +346,6 @@ class _Lowering:
             gradients=gradients,
             updates=updates,
         )
-
-
-def _memories_of(recording: Recording, parameters: Mapping[Value, str]) -> set[int]:
-    """The memories that collectives write, all that FSDP's own operators read and write, and those of parameters that the
-    program reads under several layouts."""
-    layouts = Counter(value.memory for value in recording.externals)
-    found: set[int | None] = {value.memory for value in parameters if layouts[value.memory] > 1}
-    for call in recording.calls:
-        if facts_of(call.func).exchanges:
-            into = schemas.received(call.func, call.args, call.kwargs, call.outs)
-            found |= {value.memory for value in into if isinstance(value, Value)}
-        elif getattr(call.func, "namespace", "") == _FSDP:
-            found |= {value.memory for value in (*call.reads(), *call.out_values())}
-    return found - {None}  # type: ignore[return-value]
-
-
-def _wanted(recording: Recording) -> set[Value]:
-    """What of a recording is read when its calls are over."""
-    owners = (v for update in recording.updates for value, (_, owner) in update.state.items() for v in (value, owner))
-    roots = (v for root, given, _ in recording.roots for v in (root, given))
-    others = (*recording.gradients, *recording.gradients.values(), *recording.taken, *recording.taken.values())
-    return {value for value in (*owners, *roots, *others) if value is not None}
-
-
-def _group_of(call: Call) -> tuple[Group, str]:
-    given = schemas.given(call.func, call.args, call.kwargs)
-    group = next((one for one in given.values() if isinstance(one, Group)), None)
-    reduction = given.get("reduce_op") or _peer_of(call)
-    return group or named_group(given["group_name"]), reduction
-
-
-def _peer_of(call: Call) -> str:
-    """ "from rank 3" of what is received of one process, "to rank 3" of what is sent to one; "" of a group's collectives."""
-    given = schemas.given(call.func, call.args, call.kwargs)
-    group = next((one for one in given.values() if isinstance(one, Group)), None)
-    if group is None or schemas.name_of(call.func) not in ("recv_", "send"):
-        return ""
-    return f"from rank {group.ranks[given['src']]}" if "src" in given else f"to rank {group.ranks[given['dst']]}"
 
 
 def _mapped(tree: Any, to: Mapping[Value, Value]) -> Any:

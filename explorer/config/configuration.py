@@ -152,8 +152,10 @@ class Config:
     def _head_loss(self, machine: Machine) -> LinearCrossEntropy:
         return machine.linear_cross_entropy(self.logits_memory, machine.peaks)
 
-    def passes(self, machine: Machine | None = None) -> list[Pass]:
-        """The passes that are on, in pipeline order, for `machine` (default: this one)."""
+    def passes(self, machine: Machine | None = None, issues_collectives: bool = False) -> list[Pass]:
+        """The passes that are on, in pipeline order, for `machine` (default: this one). In a program that issues its
+        collectives itself `overlap` comes before `remat`: what remat and fuse do depends on sizes, which may be others on
+        another rank, and no rank's collectives may."""
         machine = machine or Machine.here()
         chosen: dict[str, Pass | None] = {
             "simplify": Simplify() if self.simplify else None,
@@ -168,7 +170,11 @@ class Config:
             "overlap": None if self.overlap is None else Overlap(**dict(self.overlap)),
         }
         chosen |= {one.name: one.guarded() for one in self.own}
-        found = [one for name in self.names if (one := chosen[name]) is not None]
+        names = self.names
+        if issues_collectives:
+            names.remove("overlap")
+            names.insert(names.index("remat"), "overlap")
+        found = [one for name in names if (one := chosen[name]) is not None]
         if self.peak_budget is None:
             return found
         return [

@@ -1,58 +1,65 @@
-"""Attention that a trace computes in single ops, recognised by its structure, with the call that computes the same.
+"""Attention that a trace computes in single ops, recognised by its structure.
 
     scores = bmm(q, kᵀ)                        q kᵀ
     scores = scores * c + bias, masked_fill(…) any of: scale, additive mask, boolean mask (`scores[mask] = -inf` too), cast
     p      = _softmax(scores)                  then dropout, cast, zeros for rows of which all is masked
     out    = bmm(p, v)
 
-Attention whose probabilities are read by anything else has to have them: it is none of these. Nothing runs here.
+Attention whose probabilities are read by anything else has to have them: it is none of these. Masks are read by
+`tracefuse.diagnose.attention_masks`; `attention_code` has the call that computes the same. Nothing runs here.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
-from typing import Any
 
+import torch
 from torch import fx
 
+from tracefuse.diagnose.attention_masks import NO_SCORE, Held, Mask, Masks
 from tracefuse.optimizers.costs.cost import packet_name
-from tracefuse.optimizers.ops import arguments, behind_views, is_getitem, is_named, is_view
+from tracefuse.optimizers.ops import arguments, behind_views, is_getitem, is_view, readers
 from tracefuse.optimizers.trace import Trace, phase, val
-
-_CALL = "torch.nn.functional.scaled_dot_product_attention"
-_ONES, _ZEROS = ({f"{name}", f"{name}_like", f"new_{name}"} for name in ("ones", "zeros"))
-NO_SCORE = -1e3
-"""Scores of this and less have no probability beside any that a model computes."""
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Which scores count: `text` is what to pass as `attn_mask`; `is_causal` that it is the lower triangle."""
-
-    text: str
-    is_causal: bool = False
-    is_boolean: bool = False
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How a softmax's operand comes from the product of queries and keys."""
+    """How a softmax's operand comes from the product of queries and keys, through the values of `path`; `is_turned` where it
+    is transposed and copied on the way."""
 
     product: fx.Node
     scale: float = 1.0
     masks: tuple[Mask, ...] = ()
+    is_turned: bool = False
+    path: tuple[fx.Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The product that alone reads the probabilities, as its first factor where `is_first`; the probability of their dropout,
+    booleans that clear some of them (`zeroed`), and the values on the way (`path`)."""
+
+    product: fx.Node
+    is_first: bool
+    dropout_p: float
+    zeroed: tuple[fx.Node, ...]
+    path: tuple[fx.Node, ...]
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention in single ops: its softmax, its two products, and the arguments that would make it one call."""
+    """Attention in single ops: its softmax, its two products, and the probability of its dropout. `is_straight` says that the
+    products are those of queries by keys and of probabilities by values, none of them transposed. `between` are the values
+    from the first product to the second one, and `zeroed` the booleans that clear some of the probabilities."""
 
     softmax: fx.Node
     scores: Scores
     mixed: fx.Node
     dropout_p: float
+    is_straight: bool
+    between: tuple[fx.Node, ...]
+    zeroed: tuple[fx.Node, ...]
 
     @property
     def is_math_backend(self) -> bool:
@@ -60,83 +67,149 @@ class Attention:
         return packet_name(self.softmax) == "_safe_softmax"
 
     @property
-    def call(self) -> str:
-        """The call that computes the same."""
+    def is_causal(self) -> bool:
+        """Whether the lower triangle of the scores counts, and nothing else."""
         masks = self.scores.masks
-        is_square = len(set(val(self.softmax).shape[-2:])) == 1
-        given = [", is_causal=True"] if masks and is_square and all(m.is_causal for m in masks) else []
-        if masks and not given:
-            text = masks[0].text if len(masks) == 1 else f"<{' and '.join(m.text for m in masks)}, as one>"
-            given.append(f", attn_mask={text}")
-        if self.dropout_p:
-            given.append(f", dropout_p={self.dropout_p:.3g}")
+        return bool(masks) and len(set(val(self.softmax).shape[-2:])) == 1 and all(one.is_causal for one in masks)
+
+    @property
+    def scale(self) -> float | None:
+        """What the scores are multiplied by; None where it is what a call of torch's does by itself."""
         width = val(self.scores.product.args[-2]).shape[-1]  # type: ignore[arg-type]
-        if not math.isclose(self.scores.scale, 1 / math.sqrt(width), rel_tol=1e-3):
-            given.append(f", scale={self.scores.scale:.4g}")
-        return f"{_CALL}(q, k, v{''.join(given)})"
+        is_usual = math.isclose(self.scores.scale, 1 / math.sqrt(width), rel_tol=1e-3)
+        return None if is_usual else self.scores.scale
+
+    @property
+    def unlike(self) -> str:
+        """What one call would compute otherwise; "" where it computes the same."""
+        masks = self.scores.masks
+        if any(not any(mask.picks_as(node) for mask in masks) for node in self.zeroed):
+            return "a mask clears probabilities behind the softmax, and what is left of them does not sum to one"
+        for fill in (mask.fill for mask in masks if mask.is_boolean):
+            if math.isnan(fill):
+                return "the trace does not hold the number that masked scores are filled with"
+            if not fill <= NO_SCORE:
+                return f"masked scores are {fill:.4g} at the softmax, where the call has minus infinity"
+        if any(val(mask.operand).dim() == 0 for mask in masks):
+            return "what takes the place of a mask is one number"
+        if self.scores.scale <= 0:
+            return f"the scores are multiplied by {self.scores.scale:.4g}, which turns them round"
+        return "the call takes operands of one dtype, and these are of two" if self._loses_digits else ""
+
+    @property
+    def differs_without_keys(self) -> bool:
+        """Whether a row of which all is masked is another one: a finite fill makes it the mean of the values, and the call
+        zeros."""
+        finite = [one for one in self.scores.masks if one.is_boolean and math.isfinite(one.fill)]
+        return bool(finite) and not self.is_causal and not self.zeroed
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether the result is float32, and not all that read it cast it to something shorter."""
+        read = [one for one in readers(self.mixed) if one.op != "output" and phase(one) == "forward"]
+        is_cast = bool(read) and all(packet_name(one) == "_to_copy" and _is_half(one) for one in read)
+        return val(self.mixed).dtype == torch.float32 and not is_cast
+
+    @property
+    def _loses_digits(self) -> bool:
+        """Whether an operand of float32 that did not come from half precision would be cast to it."""
+        operands: list[fx.Node] = [*self.scores.product.args[-2:], self.mixed.args[-1]]  # type: ignore[list-item]
+        if self.is_float32 or all(val(one).dtype == torch.float32 for one in operands):
+            return False
+        return any(not _is_half(one) and not _is_cast_up(one) for one in operands)
 
 
-def attentions(trace: Trace) -> list[Attention]:
+def _is_half(node: fx.Node) -> bool:
+    return val(node).dtype.itemsize == 2
+
+
+def _is_cast_up(node: fx.Node) -> bool:
+    """Whether a value is one of half precision, cast."""
+    cast = behind_views(node)
+    return packet_name(cast) == "_to_copy" and _is_half(cast.args[0])  # type: ignore[arg-type]
+
+
+def attentions(trace: Trace, held: Held = lambda _: None) -> list[Attention]:
     """Every attention of the forward that is made of single ops, and whose probabilities nothing else reads."""
-    returned = {node for out, node in trace.output_pairs if out.kind != "gradient"}
-    found = (_attention(n, trace, returned) for n in trace.ops if phase(n) == "forward")
+    returned, masks = {node for out, node in trace.output_pairs if out.kind != "gradient"}, Masks(trace, held)
+    found = (_attention(n, masks, returned) for n in trace.ops if phase(n) == "forward")
     return [one for one in found if one is not None]
 
 
-def _attention(node: fx.Node, trace: Trace, returned: set[fx.Node]) -> Attention | None:
+def _attention(node: fx.Node, masks: Masks, returned: set[fx.Node]) -> Attention | None:
     if packet_name(node) not in ("_softmax", "_safe_softmax") or val(node).dim() < 2:
         return None
     if node.args[1] not in (-1, val(node).dim() - 1):
         return None
-    scores = _scores(node.args[0], trace)
+    scores = _scores(node.args[0], masks)  # type: ignore[arg-type]
     mixed = _mixed(node, returned)
     if scores is None or mixed is None:
         return None
-    return Attention(node, scores, *mixed)
+    if any(one in returned or len(_readers(one)) > 1 for one in scores.path):
+        return None  # something else needs the scores
+    is_straight = mixed.is_first and not (scores.is_turned or _is_turned(node.args[0]))  # type: ignore[arg-type]
+    between = (*scores.path, node, *mixed.path)
+    return Attention(node, scores, mixed.product, mixed.dropout_p, is_straight, between, mixed.zeroed)
 
 
-def _scores(node: fx.Node, trace: Trace) -> Scores | None:
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """The ops of the forward that read its numbers."""
+    return [user for user in node.users if phase(user) == "forward" and _reads(user)]
+
+
+def _is_turned(scores: fx.Node) -> bool:
+    """Whether keys do not lie one after the other, as a product writes them."""
+    return val(scores).stride()[-1] != 1
+
+
+def _scores(node: fx.Node, masks: Masks) -> Scores | None:
     """How `node` comes from a product of two values by scaling, adding, masking and casting; None if it does not."""
+    found = _scores_of(node, masks)
+    return found and replace(found, path=(*found.path, node))
+
+
+def _scores_of(node: fx.Node, masks: Masks) -> Scores | None:
     name = packet_name(node)
-    if name == "bmm" or (name == "mm" and not any(_is_parameter(a, trace) for a in node.args)):
+    if name == "bmm" or (name == "mm" and not any(_is_parameter(a, masks.trace) for a in node.args)):
         return Scores(node)
     if name == "baddbmm":
         args = arguments(node)
         nothing = args["beta"] == 0 or packet_name(behind_views(args["self"])) == "zeros"
-        return Scores(node, float(args["alpha"]), () if nothing else (_additive(args["self"], trace),))
-    if name in ("_to_copy", "clone") or (is_view(node) and node.op == "call_function"):
-        return _scores(node.args[0], trace)  # type: ignore[arg-type]
+        added = () if nothing else (masks.additive(node, args["self"], float(args["beta"])),)
+        return Scores(node, float(args["alpha"]), added)
+    if name in ("_to_copy", "clone"):  # the copy of what was transposed may lie as if it was not
+        inner = _scores(node.args[0], masks)  # type: ignore[arg-type]
+        return inner and replace(inner, is_turned=inner.is_turned or _is_turned(node.args[0]))  # type: ignore[arg-type]
+    if is_view(node) and node.op == "call_function":
+        return _scores(node.args[0], masks)  # type: ignore[arg-type]
     if name in ("mul", "div") and isinstance(node.args[1], (int, float)):
-        inner = _scores(node.args[0], trace)  # type: ignore[arg-type]
+        inner = _scores(node.args[0], masks)  # type: ignore[arg-type]
         return inner and _scaled(inner, node.args[1] if name == "mul" else 1 / node.args[1])
-    if name == "add" and arguments(node)["alpha"] == 1 and isinstance(node.args[1], fx.Node):
+    if name in ("add", "sub") and arguments(node)["alpha"] == 1 and isinstance(node.args[1], fx.Node):
         first, second = node.args
-        return _masked(first, _additive(second, trace), trace) or _masked(second, _additive(first, trace), trace)
-    if name == "sub" and arguments(node)["alpha"] == 1 and isinstance(node.args[1], fx.Node):
-        return _masked(node.args[0], Mask(f"-{_additive(node.args[1], trace).text}"), trace)
-    if name == "index_put" and len(node.args[1]) == 1 and _counts_for_nothing(node.args[2]):  # type: ignore[arg-type]
-        return _masked(node.args[0], _boolean(node.args[1][0], trace, keeps=False), trace)  # type: ignore[index]
-    if name == "masked_fill" and _counts_for_nothing(node.args[2]):
-        return _masked(node.args[0], _boolean(node.args[1], trace, keeps=False), trace)
+        found = _masked(first, masks.additive(node, second, 1.0 if name == "add" else -1.0), masks)  # type: ignore[arg-type]
+        return found or (_masked(second, masks.additive(node, first), masks) if name == "add" else None)  # type: ignore[arg-type]
+    return _filled(node, name, masks)
+
+
+def _filled(node: fx.Node, name: str, masks: Masks) -> Scores | None:
+    """The same of an op that fills what a boolean mask picks."""
+    if name == "index_put" and len(node.args[1]) == 1 and masks.counts_for_nothing(node.args[2]):  # type: ignore[arg-type]
+        picked = node.args[1][0]  # type: ignore[index]
+        if (
+            val(picked).dtype != torch.bool or val(picked).shape != val(node).shape
+        ):  # it picks along the first dimensions
+            return None
+        return _masked(node.args[0], masks.boolean(node, picked, node.args[2]), masks)  # type: ignore[arg-type]
+    if name == "masked_fill" and masks.counts_for_nothing(node.args[2]):
+        return _masked(node.args[0], masks.boolean(node, node.args[1], node.args[2]), masks)  # type: ignore[arg-type]
     if name == "where":
         condition, first, second = node.args
-        if _counts_for_nothing(second):
-            return _masked(first, _boolean(condition, trace, keeps=True), trace)
-        if _counts_for_nothing(first):
-            return _masked(second, _boolean(condition, trace, keeps=False), trace)
+        if masks.counts_for_nothing(second):
+            return _masked(first, masks.boolean(node, condition, second, keeps=True), masks)  # type: ignore[arg-type]
+        if masks.counts_for_nothing(first):
+            return _masked(second, masks.boolean(node, condition, first), masks)  # type: ignore[arg-type]
     return None
-
-
-def _counts_for_nothing(value: Any) -> bool:
-    """Whether a score of this value has no probability. A number that the trace does not hold is taken to be such a one: what
-    else would scores be filled with."""
-    if not isinstance(value, fx.Node):
-        return value <= NO_SCORE
-    base = behind_views(value)
-    number = {"scalar_tensor": 0, "full": 1}.get(packet_name(base))
-    if number is not None:
-        return _counts_for_nothing(base.args[number])
-    return val(base).numel() == 1 and base.op == "placeholder"
 
 
 def _is_parameter(node: fx.Node, trace: Trace) -> bool:
@@ -145,76 +218,37 @@ def _is_parameter(node: fx.Node, trace: Trace) -> bool:
 
 
 def _scaled(inner: Scores, factor: float) -> Scores:
-    masks = tuple(m if m.is_boolean else replace(m, text=f"{factor:.4g} * {m.text}") for m in inner.masks)
-    return replace(inner, scale=inner.scale * factor, masks=masks)
+    return replace(inner, scale=inner.scale * factor, masks=tuple(one.scaled(factor) for one in inner.masks))
 
 
-def _masked(node: fx.Node, mask: Mask, trace: Trace) -> Scores | None:
-    inner = _scores(node, trace)
+def _masked(node: fx.Node, mask: Mask, masks: Masks) -> Scores | None:
+    """The same of scores that are masked, of which the mask may not make more."""
+    inner = _scores(node, masks) if val(node).shape == val(mask.op).shape else None
     return inner and replace(inner, masks=(*inner.masks, mask))
 
 
-def _additive(node: fx.Node, trace: Trace) -> Mask:
-    """A mask that is added: minus infinity above the diagonal is the causal one."""
-    base = behind_views(node)
-    name = packet_name(base)
-    filled = name == "masked_fill" and _counts_for_nothing(base.args[2]) and packet_name(base.args[0]) in _ZEROS
-    above = name == "triu" and packet_name(base.args[0]) == "full" and _counts_for_nothing(base.args[0])
-    is_causal = _is_lower_triangle(base.args[1], keeps=False) if filled else above and arguments(base)["diagonal"] == 1
-    return Mask(_text(base, trace), is_causal)
-
-
-def _boolean(node: fx.Node, trace: Trace, keeps: bool) -> Mask:
-    """A mask that picks the scores that stay (`keeps`), or those that are filled."""
-    base = behind_views(node)
-    if packet_name(base) in ("logical_not", "bitwise_not"):
-        return _boolean(base.args[0], trace, not keeps)  # type: ignore[arg-type]
-    if packet_name(base) in ("eq", "ne") and base.args[1] == 0:
-        is_zero = (packet_name(base) == "eq") == keeps
-        text = f"{_text(base.args[0], trace)} {'==' if is_zero else '!='} 0"
-    else:
-        text = _text(base, trace) if keeps else f"~{_text(base, trace)}"
-    return Mask(text, _is_lower_triangle(base, keeps), is_boolean=True)
-
-
-def _text(node: fx.Node, trace: Trace) -> str:
-    """What the user calls a mask, where that is known; the same for identical layers."""
-    base = behind_views(node)
-    if base.op != "placeholder":
-        return base.name if is_named(base) else "<mask>"
-    called = trace.input_of(base.name).source
-    return "<mask>" if re.fullmatch(r"(constant(_\d+)?)?", called) else re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", called)
-
-
-def _is_lower_triangle(node: fx.Node, keeps: bool) -> bool:
-    """Whether scores on and below the diagonal stay: those where `node` is not zero, or with `keeps=False` where it is."""
-    base = behind_views(node)
-    name = packet_name(base)
-    if name in ("tril", "triu") and packet_name(behind_views(base.args[0])) in _ONES:
-        return arguments(base)["diagonal"] == (0 if keeps else 1) and (name == "tril") == keeps
-    if name in ("logical_not", "bitwise_not") or (name == "eq" and base.args[1] == 0):
-        return _is_lower_triangle(base.args[0], not keeps)
-    if name == "_to_copy" or (name == "ne" and base.args[1] == 0):
-        return _is_lower_triangle(base.args[0], keeps)
-    return False
-
-
-def _mixed(softmax: fx.Node, returned: set[fx.Node]) -> tuple[fx.Node, float] | None:
-    """The product that alone reads the probabilities, after dropout or a cast, and the probability of dropout."""
+def _mixed(softmax: fx.Node, returned: set[fx.Node]) -> Mixed | None:
+    """What reads the probabilities, through dropout and casts; None where that is no product, or something else besides."""
     node, dropout_p = softmax, 0.0
+    zeroed, path = list[fx.Node](), list[fx.Node]()
     while True:
-        readers = [u for u in node.users if phase(u) == "forward" and _reads(u)]
-        if len(readers) != 1 or node in returned:
+        read = _readers(node)
+        if len(read) != 1 or node in returned:
             return None
-        (reader,) = readers
+        (reader,) = read
         name = packet_name(reader)
         if name in ("bmm", "mm"):
-            return (reader, dropout_p) if _sums_over_keys(node, reader) else None
+            found = Mixed(reader, reader.args[0] is node, dropout_p, tuple(zeroed), tuple(path))
+            return found if _sums_over_keys(node, reader) else None
         drawn = _dropped(node, reader)
         is_zeroed = name == "masked_fill" and reader.args[0] is node and reader.args[2] == 0
         if drawn is None and not (is_view(reader) or is_getitem(reader) or is_zeroed or name in ("_to_copy", "clone")):
             return None
+        if drawn and dropout_p:
+            return None
         dropout_p = dropout_p or drawn or 0.0
+        zeroed += [reader.args[1]] if is_zeroed else []  # type: ignore[list-item]
+        path.append(reader)
         node = reader
 
 
@@ -230,8 +264,15 @@ def _dropped(node: fx.Node, reader: fx.Node) -> float | None:
     if packet_name(reader) != "mul":
         return None
     factors = [a for a in reader.args if isinstance(a, fx.Node) and a is not node]
-    drawn = [a.args[0] if packet_name(a) == "div" else a for a in factors]
-    return next((1 - float(a.args[1]) for a in drawn if packet_name(a) == "bernoulli"), None)
+    return next((p for a in factors if (p := _drawn(a)) is not None and val(a).shape == val(node).shape), None)
+
+
+def _drawn(factor: fx.Node) -> float | None:
+    """The probability of zeros in a factor that is drawn, and divided by that of the others; None if it is another one."""
+    kept = factor.args[0] if packet_name(factor) == "div" else None
+    if not isinstance(kept, fx.Node) or packet_name(kept) != "bernoulli" or kept.args[1:2] != factor.args[1:2]:
+        return None
+    return 1 - float(kept.args[1])  # type: ignore[arg-type]
 
 
 def _sums_over_keys(probabilities: fx.Node, product: fx.Node) -> bool:

@@ -11,19 +11,20 @@ worth: "high" from a fifth, "medium" from a twentieth, and below a hundredth it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 from weakref import WeakKeyDictionary
 
 from tracefuse.config.configuration import Config
 from tracefuse.device.target import chosen
-from tracefuse.diagnose.attention import attention_in_single_ops
+from tracefuse.diagnose.attention import attention_in_float32, attention_in_single_ops
 from tracefuse.diagnose.data_parallel import reduced_zeros, reductions_that_wait
 from tracefuse.diagnose.gradients import (
     dropped_gradients,
     gradients_no_optimizer_takes,
     gradients_of_data,
+    growing_graphs,
     never_used,
     unread_gradients,
 )
@@ -77,30 +78,36 @@ class Findings(tuple[Finding, ...]):
 
 
 SAID_BY = {
-    "loop-of-small-kernels": {"per-sample-loop", "stack-of-matmuls", "heads-apart", "cat-in-loop"},
+    "loop-of-small-kernels": {"per-sample-loop", "stack-of-matmuls", "heads-apart", "cat-in-loop", "loss-in-loop"},
+    "per-sample-loop": {"loss-in-loop"},
     "cat-in-forward": {"cat-in-loop"},
 }
 """By the id of what is said in general those that say it in particular."""
 
 
-_known: WeakKeyDictionary[Switched, tuple[tuple[OpTimes, DataSheet | None], Findings]] = WeakKeyDictionary()
+_OF_ATTENTION = ("attention-math-backend",)
+
+
+_Asked = tuple[OpTimes, DataSheet | None, frozenset[str]]
+_known: WeakKeyDictionary[Switched, tuple[_Asked, Findings]] = WeakKeyDictionary()
 """The last findings of each program: toggles ask for those of the captured one again."""
 
 
 def findings(variant: Switched, times: OpTimes, captured: OpTimes) -> Findings:
     """See `Variant.findings`, whose arguments these are."""
-    ran = _diagnosed(variant.baseline, captured)
+    ran = _diagnosed(variant.baseline, captured, frozenset(KINDS))
     if variant.config == variant.baseline.config:
         return ran
     of_update = () if variant.update is None else variant.update.passes
-    return beside(ran, _diagnosed(variant, times), variant.config, variant.passes, of_update)
+    mended = frozenset(one.id for one in ran if _mending(one, variant.config))
+    return beside(ran, _diagnosed(variant, times, mended), variant.config, variant.passes, of_update)
 
 
-def _diagnosed(variant: Switched, times: OpTimes) -> Findings:
-    """The findings of this program alone."""
-    asked = times, chosen()
+def _diagnosed(variant: Switched, times: OpTimes, ids: frozenset[str]) -> Findings:
+    """The findings of this program alone, of these ids."""
+    asked = times, chosen(), ids
     if variant not in _known or _known[variant][0] != asked:
-        _known[variant] = asked, diagnose(_case(variant, times))
+        _known[variant] = asked, diagnose(_case(variant, times), ids)
     return _known[variant][1]
 
 
@@ -134,22 +141,39 @@ def beside(
 
 
 def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[PassRecord], called: str) -> Finding:
-    on = [name for name in KINDS[finding.id].mended_by if config.state(name) == "on"]
+    on = _mending(finding, config)
     if not on:
         return finding
     still = [one for one in left if one.id == finding.id and _is_same(one, finding)]
     about = set(finding.values)
-    acted = [step.name for step in steps if step.name in on and any(d.value in about for d in step.decisions)] or on
+    ran = [step for step in steps if step.name in on and not step.is_unchanged]
+    acted = [step.name for step in ran if any(d.value in about for d in step.decisions)] or [s.name for s in ran] or on
+    by, fixes = tuple(acted), _other_fixes(finding)
     passes = " and ".join(f"`{name}`" for name in acted)
     changes = finding.changes if finding.changes and config.changed(**finding.changes) != config else None
     if not still:
         said = f"mended by {passes} in this configuration"
-        return replace(finding, mended=said, is_mended=True, changes=None, fixes=_other_fixes(finding))
+        return replace(finding, mended=said, mended_by=by, is_mended=True, changes=None, fixes=fixes)
     if changes:  # an option of theirs that is not chosen
         return finding
     worth = "; ".join(one.worth for one in still[:MOST_LEFT])
     said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, called, on)}"
-    return replace(finding, mended=said, changes=None, fixes=_other_fixes(finding), left_kind=still[0].kind)
+    # What is left has a remedy of its own: none is to switch on what is on.
+    return replace(
+        finding,
+        fix=still[0].fix,
+        code=still[0].code,
+        mended=said,
+        mended_by=by,
+        changes=None,
+        fixes=fixes,
+        left_kind=still[0].kind,
+    )
+
+
+def _mending(finding: Finding, config: Config) -> list[str]:
+    """The passes that are on and can mend it."""
+    return [name for name in KINDS[finding.id].mended_by if config.state(name) == "on"]
 
 
 def _other_fixes(finding: Finding) -> tuple[Fix, ...]:
@@ -174,17 +198,31 @@ def _why_left(still: Sequence[Finding], steps: Sequence[PassRecord], called: str
     return f"{', since ' * bool(said)}{'; '.join([*said, *more])}; {where} {has} all decisions"
 
 
-def diagnose(case: Case) -> Findings:
-    """All findings, the gravest first."""
+def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
+    """All findings of these ids, the gravest first, with others that the same detectors make."""
     lines = _lines_of_the_project(case)
-    found = [_in_the_project(finding, lines) for detector in DETECTORS for finding in detector(case)]
+    wanted = {*ids, *(particular for one in ids for particular in SAID_BY.get(one, ()))}
+    asked = [detector for detector, makes in DETECTORS.items() if not wanted.isdisjoint(makes)]
+    found = [_in_the_project(finding, lines) for detector in asked for finding in detector(case)]
+    found = [finding for finding in found if not _is_inside(finding, case)]
     return Findings(sorted(_told_once(found), key=lambda one: SEVERITIES.index(one.severity)), case.times.provenance)
 
 
+def _is_inside(finding: Finding, case: Case) -> bool:
+    """Whether it is about what a CPU runs inside one call of torch's: no line of the user's can change that, and a GPU runs
+    one kernel."""
+    inside = {node.name for node in case.not_on_a_gpu}
+    return 2 * len(inside.intersection(finding.values)) > len(finding.values) and finding.id not in _OF_ATTENTION
+
+
 def _told_once(found: Sequence[Finding]) -> list[Finding]:
-    """The findings without those that say in general what another one says in particular of most of their ops."""
+    """The findings without those that say in general what another one says in particular of most of the ops of either."""
     known = {general: [set(one.values) for one in found if one.id in SAID_BY[general]] for general in SAID_BY}
-    return [one for one in found if not any(2 * len(of & set(one.values)) > len(of) for of in known.get(one.id, ()))]
+
+    def is_told(one: Finding, of: set[str]) -> bool:
+        return 2 * len(of.intersection(one.values)) > min(len(of), len(one.values))
+
+    return [one for one in found if not any(is_told(one, of) for of in known.get(one.id, ()))]
 
 
 def _lines_of_the_project(case: Case) -> dict[str, str]:
@@ -205,29 +243,39 @@ def _in_the_project(finding: Finding, lines: Mapping[str, str]) -> Finding:
     return replace(finding, severity=severity, source=lines[finding.source], evidence=evidence)
 
 
-DETECTORS: tuple[Detector, ...] = (
-    *LINTS,
-    gradients_copied_to_the_host,
-    inputs_moved_each_step,
-    casts_beside_moves,
-    waits_for_the_gpu,
-    constants_from_the_host,
-    casts_of_weights,
-    attention_in_single_ops,
-    concatenations,
-    unfused_pointwise,
-    unaligned_matmuls,
-    gradients_no_optimizer_takes,
-    gradients_of_data,
-    dropped_gradients,
-    never_used,
-    unread_gradients,
-    kept_for_nothing,
-    loops_of_small_kernels,
-    matmuls_without_tf32,
-    modes_that_slow,
-    optimizers_op_by_op,
-    share_of_the_update,
-    reduced_zeros,
-    reductions_that_wait,
-)
+DETECTORS: dict[Detector, tuple[str, ...]] = {
+    **LINTS,
+    gradients_copied_to_the_host: ("cpu-leaf",),
+    inputs_moved_each_step: ("moved-each-step", "pageable-copy"),
+    casts_beside_moves: ("one-name-two-copies",),
+    waits_for_the_gpu: ("host-sync",),
+    constants_from_the_host: ("constant-from-host",),
+    casts_of_weights: ("weights-cast-each-step",),
+    attention_in_single_ops: ("attention-by-hand", "attention-math-backend"),
+    attention_in_float32: ("attention-in-float32",),
+    concatenations: ("cat-of-nothing", "cat-in-forward", "cat-in-backward"),
+    unfused_pointwise: ("unfused-pointwise",),
+    unaligned_matmuls: ("unaligned-matmul",),
+    gradients_no_optimizer_takes: ("gradient-without-optimizer",),
+    gradients_of_data: ("gradient-of-data",),
+    dropped_gradients: ("gradient-dropped",),
+    never_used: ("never-used",),
+    unread_gradients: ("gradient-unread", "frozen-weight-gradient"),
+    growing_graphs: ("growing-graph",),
+    kept_for_nothing: ("saved-not-recomputed",),
+    loops_of_small_kernels: ("loop-of-small-kernels",),
+    matmuls_without_tf32: ("tf32-off",),
+    modes_that_slow: (
+        "anomaly-mode",
+        "launch-blocking",
+        "deterministic-mode",
+        "profiler-on",
+        "cudnn-off",
+        "cudnn-benchmark-off",
+    ),
+    optimizers_op_by_op: ("optimizer-not-fused",),
+    share_of_the_update: ("update-share",),
+    reduced_zeros: ("unused-parameters", "frozen-parameters-reduced"),
+    reductions_that_wait: ("unused-parameters",),
+}
+"""All detectors, and the ids of what each may find, by which those are asked that can find it."""

@@ -231,4 +231,4 @@ def try_fix(
     programs = {name: replays(one.compile(progress=report), one) for name, one in both.items()}
     with undisturbed(mended.program.example_inputs):
         timing = timed(variant, programs, None, progress, budget_s, is_cancelled)
-    return Trial(fix, timing, (timing.note or "") if mended.kernels else "")
+    return Trial(fix, timing, " ".join(timing.notes))

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 from torch import fx
 
-from tracefuse.assembly.unshown import Dropped
+from tracefuse.assembly.unshown import GROWING, SHRUNK, Dropped
 from tracefuse.findings.finding import Case, Finding
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
 from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
 from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outputs, unread_outputs
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, val
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, val
 from tracefuse.text import counted, share_text, time_text
 
 _CHECKPOINT = "CheckpointFunctionBackward"
@@ -103,12 +103,16 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
 
 def never_used(case: Case) -> Iterator[Finding]:
     """Ops that Python ran and whose results reached nothing."""
+    dropped = [one for one in case.program.dropped if not one.origin.autograd]
+    are_weights = all(one.origin.module_type == "MultiheadAttention" for one in dropped)
     yield from _never_used(
         case,
-        [one for one in case.program.dropped if not one.origin.autograd],
+        dropped,
         "never-used",
         "computed what nothing used",
-        "do not call what computes it, or use its result; a compiled step leaves it out",
+        "call `nn.MultiheadAttention` with `need_weights=False`"
+        if are_weights
+        else "do not call what computes it, or use its result; a compiled step leaves it out",
     )
 
 
@@ -170,3 +174,22 @@ def _frozen_parameters(trace: Trace, node: fx.Node) -> list[str]:
     frozen = {i.name: i.source for i in trace.inputs if i.kind == "parameter" and not i.trainable}
     read = [*node.all_input_nodes, *(trace.twins[node].all_input_nodes if node in trace.twins else ())]
     return [frozen[n.name] for n in read if n.name in frozen]
+
+
+def growing_graphs(case: Case) -> Iterator[Finding]:
+    """A sum over steps, mostly of losses, that was not detached."""
+    known = case.program.environment
+    if GROWING not in known:
+        return
+    graph = {origin(n).seq for n in case.trace.ops if not origin(n).autograd} - {None}
+    yield from case.finding(
+        "growing-graph",
+        "medium",
+        "a sum over steps keeps the graph of every step",
+        (("graph of a step", counted(len(graph), "node")),),
+        (),
+        known[GROWING],
+        f"`{known[SHRUNK]}`; `.item()` in place of `.detach()` makes the host wait for the GPU",
+        "memory of the host, which grows with each step; of the GPU too, where no backward frees what the step saved",
+        code=known[SHRUNK],
+    )

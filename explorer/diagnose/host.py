@@ -9,23 +9,35 @@ from dataclasses import replace
 
 from torch import fx
 
-from tracefuse.diagnose.moves import is_on_gpu
-from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
+from tracefuse.findings.finding import Case, Finding
 from tracefuse.lint.facts import longest_chain
+from tracefuse.measure.launches import HOST_US, MEASURED
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
 from tracefuse.optimizers.ops import does_work, grouped, producer
-from tracefuse.optimizers.trace import human_bytes, line_of, origin
+from tracefuse.optimizers.trace import human_bytes, is_on_gpu, line_of, origin
 from tracefuse.recording.host_reads import COPY, Kind, Stop
 from tracefuse.tables.folding import work
 from tracefuse.text import share_text, time_text
 
 _FIX: dict[Kind, str] = {
     "number": "keep it a tensor (torch.where instead of if), or read it once every many steps",
+    "check": "`validate_args=False` where the distribution is made, or once, before training, "
+    "`torch.distributions.Distribution.set_default_validate_args(False)`",
     "print": "print once every many steps, or collect what is to be printed detached and print it at the end",
-    "shape": "keep the shape fixed: torch.where or masked_fill instead of a selection, ignore_index in a loss",
+    "shape": "keep the shape fixed: torch.where or masked_fill instead of a selection, ignore_index in a loss, "
+    "a number of classes in one_hot",
     "copy": 'copy into pinned memory with .to("cpu", non_blocking=True) and read it after the step, or not every step',
 }
+
+_MADE: dict[Kind, str] = {
+    "constant": "make it once, in `__init__`: `self.register_buffer(…)`, which `model.to(device)` moves; what changes is made "
+    "on the device: `torch.full` or `torch.arange` with `device=`; a batch: `torch.from_numpy(…)`, pinned, and "
+    "`.to(device, non_blocking=True)`",
+    "index": "make a tensor of it once, before the lines that read by it: `torch.as_tensor(index, device=…)`; "
+    "`torch.randperm` and `torch.arange` with `device=` need no numbers of Python's; a slice copies nothing",
+}
+"""What Python makes tensors of, by the kind of read: the remedy."""
 
 # With fewer ops than this, a line is no loop that is worth to be rewritten.
 FEWEST = 50
@@ -46,9 +58,9 @@ def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
     """One for each line that reads. What lies on the CPU in a program on a GPU makes nobody wait, and gradients that autograd
     copies to the CPU are a finding of their own."""
     on_gpu = is_on_gpu(case.trace)
-    own = [one for one in _waited(case, on_gpu) if one.read.kind != "constant"]
+    own = [one for one in _waited(case, on_gpu) if one.read.kind not in _MADE]
     own = [one for one in own if not (one.in_backward and one.read.how == COPY)]
-    for at, stops in grouped(own, lambda one: str(one.source or "")).items():
+    for (at, _), stops in grouped(own, lambda one: (str(one.source or ""), one.read.kind == "check")).items():
         yield from _stop(case, at, stops, on_gpu)
 
 
@@ -59,18 +71,18 @@ def _waited(case: Case, on_gpu: bool) -> list[Stop]:
 def constants_from_the_host(case: Case) -> Iterator[Finding]:
     """Numbers of which Python makes a tensor in every step, a line a finding."""
     on_gpu = is_on_gpu(case.trace)
-    made = [one for one in _waited(case, on_gpu) if one.read.kind == "constant" and not one.in_backward]
-    for at, stops in grouped(made, lambda one: str(one.source or "")).items():
+    made = [one for one in _waited(case, on_gpu) if one.read.kind in _MADE and not one.in_backward]
+    for (at, kind), stops in grouped(made, lambda one: (str(one.source or ""), one.read.kind)).items():
         times = f"{len(stops)} times" if len(stops) > 1 else "once"
+        what = "it" if kind == "index" else "Python's numbers"
         yield from case.finding(
             "constant-from-host",
             "medium" if on_gpu else "low",
-            f"{stops[0].read.how} makes a tensor of Python's numbers {times} a step",
+            f"{stops[0].read.how} makes a tensor of {what} {times} a step",
             (("bytes", human_bytes(sum(stop.read.nbytes for stop in stops))), ("made", str(len(stops)))),
             (),
             at,
-            "make it once, in `__init__`: `self.register_buffer(…)`, which `model.to(device)` moves; what changes is made on "
-            "the device: `torch.full` or `torch.arange` with `device=`",
+            _MADE[kind],
             "the GPU's idle time until the host has copied it and launched what follows: see the timeline"
             if on_gpu
             else "a copy to the GPU for which the host would wait; on a CPU the time of the Python",
@@ -108,9 +120,9 @@ def loops_of_small_kernels(case: Case) -> Iterator[Finding]:
     if is_on_gpu(case.trace):  # on a CPU torch's optimizers loop by themselves
         yield from _after_the_backward(case, own)
         yield from _in_the_update(case)
-    yield from _in_the_forward(
-        case, [n for ops in own.values() if {case.half[n] for n in ops} == {"forward"} for n in ops]
-    )
+    of_lines = set(case.own_ops)
+    forward = [ops for ops in own.values() if {case.half[n] for n in ops} == {"forward"}]
+    yield from _in_the_forward(case, [n for ops in forward for n in ops if n in of_lines])
 
 
 def _after_the_backward(case: Case, own: dict[str, list[fx.Node]]) -> Iterator[Finding]:
@@ -141,7 +153,8 @@ def _in_the_forward(case: Case, own: Sequence[fx.Node]) -> Iterator[Finding]:
     """Lines that run the same op in the same module again and again, with their backward."""
     rounds = Counter((_place(n), producer(n).target) for n in own if work(n) != "device copy")
     again = {place for (place, _), count in rounds.items() if count >= FEWEST}
-    loops = [n for n in case.trace.ops if does_work(n) and _place(n) in again and work(n) != "device copy"]
+    of_lines = [n for n in case.trace.ops if does_work(n) and n not in case.not_on_a_gpu]
+    loops = [n for n in of_lines if _place(n) in again and work(n) != "device copy"]
     if not loops:
         return
     # What it would be on a GPU: on a CPU there is nothing to launch.

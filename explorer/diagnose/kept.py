@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+from torch import fx
+
 from tracefuse.findings.finding import Case, Finding
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import Peaks, packet_name
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.liveness import Saved, peak_bytes, saved_bytes, saved_values
-from tracefuse.optimizers.ops import producer
+from tracefuse.optimizers.ops import producer, readers
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.budget import Budgeting
 from tracefuse.optimizers.remat.forecast import recompute_seconds
 from tracefuse.optimizers.remat.forward import Forward
-from tracefuse.optimizers.trace import Trace, human_bytes, phase, recomputes
+from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase, recomputes
 from tracefuse.tables.folding import folded_paths, name_of
 from tracefuse.text import counted, share_text, time_text
 
@@ -103,10 +105,18 @@ def _needless(trace: Trace, peaks: Peaks) -> Needless | None:
     choice = budgeting.unlimited
     kept = {memory for node in choice.kept for memory in storages(node)}
     nodes = {n.name: n for n in trace.ops}
-    gone = tuple(one for one in saved_values(trace) if kept.isdisjoint(storages(nodes[one.name])))
+    spared = [one for one in saved_values(trace) if kept.isdisjoint(storages(nodes[one.name]))]
+    gone = tuple(one for one in spared if _is_for_autograd(nodes[one.name]))
     before = saved_bytes(trace)
-    moved = 2 * (before - choice.nbytes) / peaks.bytes_per_s
-    if not gone or choice.nbytes >= before:
+    after = choice.nbytes + sum(one.nbytes for one in spared if one not in gone)
+    moved = 2 * (before - after) / peaks.bytes_per_s
+    if not gone or after >= before:
         return None
     again = recompute_seconds(forward, choice, peaks)
-    return Needless(gone, (before, choice.nbytes), (peak_bytes(trace), budgeting.peak(choice)), moved, again)
+    return Needless(gone, (before, after), (peak_bytes(trace), budgeting.peak(choice)), moved, again)
+
+
+def _is_for_autograd(node: fx.Node) -> bool:
+    """Whether the backward reads a value. An optimizer that is no program of its own decays its averages before it reads a
+    gradient: those are no value that a backward saved."""
+    return any(origin(one).autograd for one in readers(node) if one.op != "output")

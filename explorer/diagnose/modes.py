@@ -9,13 +9,12 @@ import torch
 from torch import fx
 
 from tracefuse.device.target import chosen, float32_rates
-from tracefuse.diagnose.moves import is_on_gpu
 from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import line_saying
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import line_of, val
+from tracefuse.optimizers.trace import is_on_gpu, line_of, val
 from tracefuse.tables.folding import work
 from tracefuse.text import counted, share_text, time_text
 
@@ -35,6 +34,7 @@ _CUDNN: dict[str, tuple[str, Severity, str]] = {
     ),
 }
 AMPERE = 8
+_TF32 = 'torch.set_float32_matmul_precision("high")'
 
 
 def modes_that_slow(case: Case) -> Iterator[Finding]:
@@ -108,9 +108,10 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
         (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),
         ops,
         max(ops, key=flops),
-        '`torch.set_float32_matmul_precision("high")`, if 10 bits of mantissa in the products are enough; or bfloat16',
+        f"`{_TF32}`, if 10 bits of mantissa in the products are enough; or bfloat16",
         f"at most {time_text(spared)} of {time_text(whole)} a step, {share_text(spared, whole)} ({source})",
         kind="predicted" if is_measured else "modelled",
+        code=_TF32,
     )
 
 

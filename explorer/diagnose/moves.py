@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import fx
 
 from tracefuse.findings.finding import Bar, Case, Finding, Fix, device
@@ -154,11 +153,6 @@ def _inputs_behind(moves: Sequence[fx.Node]) -> tuple[str, ...]:
     to_gpu = [n for n in moves if val(n).device.type == "cuda" and device(n.args[0]) == "cpu"]
     found = (behind_views(n.args[0]) for n in to_gpu)  # type: ignore[arg-type]
     return tuple(dict.fromkeys(n.name for n in found if n.op == "placeholder"))
-
-
-def is_on_gpu(trace: Trace) -> bool:
-    """Whether the program computes anything on a GPU."""
-    return any(isinstance(v := val(node), torch.Tensor) and v.device.type == "cuda" for node in trace.ops)
 
 
 def _gradient_of(trace: Trace, node: fx.Node) -> str:

@@ -95,6 +95,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
         n
         for n in case.trace.ops
         if does_work(n)
+        and n not in case.not_on_a_gpu
         and op_class(n) in ("pointwise", "reduction")
         and not is_allocation(n)
         and work(n) != "device copy"
@@ -125,7 +126,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
 def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     """Matmuls over a dimension whose rows are no multiple of 16 bytes: tensor cores are fed by slow kernels."""
     tf32 = case.program.environment.get("tf32") == "True"
-    nodes = [n for n in case.trace.ops if _on_tensor_cores(n, tf32) and _odd_width(n)]
+    nodes = [n for n in case.trace.ops if n not in case.not_on_a_gpu and _on_tensor_cores(n, tf32) and _odd_width(n)]
     for (width, wide), group in grouped(nodes, _odd_width).items():
         us, multiple = case.us(group), ALIGNED_BYTES // val(group[0]).element_size()
         yield from case.finding(

@@ -15,6 +15,11 @@ from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, orig
 from tracefuse.text import counted, share_text
 
 MOST_LINES = 3  # of the update that are told with their shares
+_LESS_STILL = "accumulate gradients over more micro-batches, or keep less state for each parameter"
+_LESS = (
+    "accumulate gradients over more micro-batches, keep less state for each parameter, or switch on the pass "
+    "`optimizer_step`, which clips, updates and averages in a few launches"
+)
 
 
 def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
@@ -33,10 +38,11 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
         how = "list by list" if by_lists else "tensor by tensor"
         if not nodes:
             continue
+        whose = f" for {counted(len(step.group_of), 'parameter')}" if step.group_of else ""  # which it has is not known
         yield from update.finding(
             "optimizer-not-fused",
             update.severity(spared_us),
-            f"{step.kind} computes {how}: {counted(len(nodes), 'op')} for {counted(len(step.group_of), 'parameter')}",
+            f"{step.kind} computes {how}: {counted(len(nodes), 'op')}{whose}",
             (
                 ("share", f"{share_text(us, update.step_us)} of the step"),
                 ("moved", f"{human_bytes(moved)}, of which {human_bytes(least)} are what it reads and writes once"),
@@ -65,9 +71,11 @@ def _least_bytes(update: Trace, nodes: Sequence[fx.Node]) -> int:
 def _fix(step: Stepped, by_lists: bool) -> str:
     kind = getattr(torch.optim, step.kind, None)
     options = set(getattr(getattr(kind, "__init__", None), "__annotations__", ()))
-    own = "`fused=True`" if "fused" in options else "`foreach=True`" if "foreach" in options and not by_lists else ""
-    passes = "the pass `optimizer_step` makes one launch of equal ops"
-    return f"make {step.kind} with {own}, or switch passes on: {passes}" if own else f"switch passes on: {passes}"
+    passes = "switch passes on: the pass `optimizer_step` makes one launch of equal ops"
+    if "fused" in options:
+        return f"make {step.kind} with `fused=True`, or {passes}"
+    lists = "; `foreach=True`, the default on a GPU, spares launches, and no bytes"
+    return passes + (lists if "foreach" in options and not by_lists else "")
 
 
 def share_of_the_update(case: Case) -> Iterator[Finding]:
@@ -84,18 +92,20 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     stepped = case.program.update.stepped if case.program.update is not None else ()
     fused = {origin(n).source for n in nodes if op_name(n).startswith("aten._fused_")}
     is_fused = bool(stepped) and all(step.source in fused for step in stepped)
+    steps = {str(step.source) for step in stepped}
+    at = next((line for line, _ in by_time if line in steps), by_time[0][0])
     kinds = " and ".join(dict.fromkeys(step.kind for step in stepped))
     # Every step has an update: a remark until it is a fifth.
     severity: Severity = "medium" if us >= HIGH * case.step_us and not is_fused else "low"
     yield from case.finding(
         "update-share",
         severity,
-        f"the update{f' of {kinds}' if kinds else ''} takes {share_text(us, case.step_us)} of the step as it ran",
+        f"the update{f' of {kinds}' if kinds else ''} takes {share_text(us, case.step_us)} of the step, {case.times.kind}",
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
         nodes,
-        by_time[0][0],
-        "accumulate gradients over more micro-batches, keep less state for each parameter, or switch on the pass "
-        "`optimizer_step`, which clips, updates and averages in a few launches",
+        at,
+        _LESS if all(map(_is_op, nodes)) else _LESS_STILL,
         us,
         {"optimizer_step": True},
+        "part of {}",
     )

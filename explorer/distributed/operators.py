@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from tracefuse.errors import ExportError
+from tracefuse.optimizers.overlap.issued import issues_collectives
 from tracefuse.optimizers.trace import Trace, line_of
 
 NAMESPACE = "tracefuse_ranks"
@@ -101,6 +102,19 @@ def check_alone(trace: Trace) -> None:
             "they sent when it was recorded. Compile the module itself, before `DistributedDataParallel` or `fully_shard` "
             "wraps it; measuring and replaying need no other process."
         )
+
+
+def why_never_again(trace: Trace) -> str:
+    """Why a program is neither run again nor saved, with the remedy: a graph of `torch.compile` may start collectives itself.
+    "" for one that does not."""
+    if not issues_collectives(trace):
+        return ""
+    return (
+        "this graph exchanges tensors with other processes whenever it runs: a replay would wait for theirs, and a file would "
+        "not know their process group. It is shown, and neither replayed, measured, exported nor saved. Capture the step on "
+        "each rank without torch.compile (`tracefuse.capture_step`): its replays answer collectives from the recording, and "
+        "`c.save(path)` saves them."
+    )
 
 
 WAIT = getattr(torch.ops, NAMESPACE).wait.default

@@ -1,14 +1,17 @@
-"""Tensors that stand for others: the local tensor of a DTensor, and the result of a collective that is not awaited yet.
+"""Tensors that stand for others: the local tensor of a DTensor, the result of a collective that is not awaited yet, and the
+whole parameters that FSDP shows a module while it runs.
 
 Private names of torch, seen on 2.11, 2.13 and 2.15: `DTensor._local_tensor`, `AsyncCollectiveTensor.elem`,
-`torch._C._get_dispatch_mode`, `torch._C._TorchDispatchModeKey.FAKE`, and the folder `torch/distributed/tensor`.
+`torch._C._get_dispatch_mode`, `torch._C._TorchDispatchModeKey.FAKE`, and the folder `torch/distributed/tensor`; on 2.11 and
+2.13 `_get_fsdp_state` of what `fully_shard` wraps, `_fsdp_param_groups` (`_fsdp_param_group`), `fsdp_params` and
+`_unsharded_param`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -43,6 +46,21 @@ def local_of(tensor: Any) -> Any:
     while attribute := _attribute(type(tensor)):
         tensor = getattr(tensor, attribute)
     return tensor
+
+
+def parameters_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters of a model, and of those of which this process has a part also that part, and the whole ones that its
+    modules read."""
+    for parameter in model.parameters():
+        yield parameter
+        if (part := local_of(parameter)) is not parameter:
+            yield part
+    for module in model.modules():
+        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for one in (one for group in groups if group is not None for one in group.fsdp_params):
+            if hasattr(one, "_unsharded_param"):  # from the first forward on
+                yield one._unsharded_param
 
 
 def is_placing() -> bool:

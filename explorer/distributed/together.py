@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,9 @@ from tracefuse.distributed import operators
 from tracefuse.errors import ReplayError
 from tracefuse.optimizers.overlap.gathers import SECOND_GROUP
 
-_SECOND: dict[tuple[str, ...], dist.ProcessGroup] = {}
-"""The groups that gathers have for themselves, by the names of all groups that there were when they were made."""
+_SECOND: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+"""The groups that gathers have for themselves, by the name and the ranks of those that they stand beside, of each default
+group: names come again in the next one."""
 
 
 @contextmanager
@@ -74,7 +76,8 @@ def _reduction(op: str) -> dist.ReduceOp:
 def _group(name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
     if not name.endswith(SECOND_GROUP):
         return dist.distributed_c10d._resolve_process_group(name)
-    key = name, dist.distributed_c10d._get_default_group().group_name, *map(str, ranks)
-    if key not in _SECOND:
-        _SECOND[key] = dist.new_group(list(ranks), use_local_synchronization=True)
-    return _SECOND[key]
+    made = _SECOND.setdefault(dist.distributed_c10d._get_default_group(), {})
+    key = name, *map(str, ranks)
+    if key not in made:
+        made[key] = dist.new_group(list(ranks), use_local_synchronization=True)
+    return made[key]

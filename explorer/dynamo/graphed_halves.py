@@ -5,7 +5,7 @@
 
 A replay overwrites what the one before kept, so a forward replays a recording whose ticket has gone, and runs plainly while
 it has not. A backward replays if its ticket is that of a recording, once: where autograd is told to keep what it read
-(`retain_graph=True`) it runs plainly, on what the graph kept. Results and gradients are copies, the user's to keep.
+(`retain_graph=True`) it runs plainly, on what the graph kept. Results and gradients are the user's to keep.
 
 Private names: `torch._C._autograd._get_current_graph_task_keep_graph`; `StorageWeakRef`, of a module without an underscore
 that nobody documents. Seen on torch 2.11, 2.13 and 2.15.
@@ -13,6 +13,7 @@ that nobody documents. Seen on torch 2.11, 2.13 and 2.15.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,8 +24,10 @@ from tracefuse.dynamo.halves import Halves, shown
 from tracefuse.dynamo.joint import Joint
 from tracefuse.errors import NotSupported
 from tracefuse.execution.graphed_program import check_replayable
-from tracefuse.execution.graphs import Graphs, Recordable, memory_like
+from tracefuse.execution.graphs import Graphs, Recordable
 from tracefuse.execution.optimised import Optimised
+from tracefuse.execution.sharing import memory_like
+from tracefuse.optimizers.overlap.issued import issues_collectives
 from tracefuse.optimizers.trace import fake_mode, val
 from tracefuse.recording.frames import tell_user
 
@@ -63,6 +66,11 @@ class GraphedHalves(Halves):
         self._recordings: dict[tuple[int, ...], _LentGraphs] = {}
         self._warned: set[str] = set()
         self._is_plain = False
+        if issues_collectives(self.variant.trace):
+            self._run_plainly(
+                "it exchanges tensors with other processes, which no graph here replays: leave cuda_graph out"
+            )
+            return
         try:
             check_replayable(self.variant.trace, overwrites=True)
         except NotSupported as reason:
@@ -90,7 +98,10 @@ class GraphedHalves(Halves):
         recording = next((one for one in self._recordings.values() if one.is_of(ticket)), None)
         if recording is None or torch._C._autograd._get_current_graph_task_keep_graph():
             return super().backward(boxed)
-        gradients = self._replayed(recording.graphs.backward, boxed[len(self.saved) + len(self.read_again) :])
+        cotangents_at = len(self.saved) + len(self.read_again)
+        again = dict(zip(self.read_again, boxed[len(self.saved) : cotangents_at], strict=True))
+        replay = functools.partial(recording.graphs.backward, read_again=again)
+        gradients = self._replayed(replay, boxed[cotangents_at:])
         if gradients is None:
             return super().backward(boxed)
         boxed.clear()

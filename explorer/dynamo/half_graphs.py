@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._functorch.aot_autograd import make_boxed_func
 
+from tracefuse.dynamo.carried import with_fakes
 from tracefuse.dynamo.halves import Halves
 from tracefuse.optimizers.trace import val
 
@@ -41,15 +42,34 @@ class _Half:
 
 def as_graphs(halves: Halves, run_backward: Boxed) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Both halves as graphs of one call each, with the types of all that goes in and out."""
-    front, back = halves.variant.forward, halves.variant.backward
-    primals, kept = halves.primals(), halves.kept_values()
+    front, back, objects = halves.variant.forward, halves.variant.backward, halves.objects
+    kept, primals = halves.kept_values(), with_fakes(halves.primals(), objects.primals)
     results = [None if value is None else val(value) for value in halves.among(front.returned, halves.results)]
+    results = [primals[objects.results[at]] if at in objects.results else one for at, one in enumerate(results)]
     tangents = [val(p) for i, p in back.input_pairs if i.kind == "cotangent"]
+    tangents = with_fakes(tangents, objects.tangents)
     wanted = [None if value is None else val(value) for value in halves.among(back.returned, halves.gradients)]
+    wanted = [primals[objects.gradients[at]] if at in objects.gradients else one for at, one in enumerate(wanted)]
+
+    def backward(given: list[Any]) -> Sequence[Any]:
+        return objects.returned(run_backward(objects.of_backward(given, len(kept))), objects.gradients)
+
     return (
-        _graph_of(_Half("forward", halves.forward), "primals", primals, [*results, *kept]),
-        _graph_of(_Half("backward", run_backward), "tangents", [*kept, *tangents], wanted),
+        _graph_of(_Half("forward", with_objects(halves)), "primals", primals, [*results, *kept]),
+        _graph_of(
+            _Half("backward", backward if objects.primals else run_backward), "tangents", [*kept, *tangents], wanted
+        ),
     )
+
+
+def with_objects(halves: Halves) -> Boxed:
+    """The forward of halves, which is given tensors, for what hands over objects beside them."""
+    objects = halves.objects
+
+    def forward(given: list[Any]) -> Sequence[Any]:
+        return objects.returned(halves.forward(objects.taken(given)), objects.results)
+
+    return forward if objects.primals else halves.forward
 
 
 def _graph_of(half: _Half, name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> fx.GraphModule:

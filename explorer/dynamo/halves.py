@@ -14,6 +14,7 @@ place in autograd's graph: the results beside it have.
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType
@@ -47,7 +48,7 @@ class Halves:
     """
 
     def __init__(self, joint: Joint, variant: Optimised) -> None:
-        self.constants = joint.constants
+        self.joint, self.constants, self.objects = joint, joint.constants, joint.objects
         self.variant = variant
         self.variant.build()
         self.module = load(functions_source(self.variant))
@@ -74,6 +75,12 @@ class Halves:
             if out.kind == "result" and out.of.startswith(RESULT) and kept & storages(node).keys()
         )
 
+    def at_another_size(self, variant: Optimised, module: Any) -> Halves:
+        """The same halves of a program that differs in its numbers alone: `module` has its functions."""
+        other = copy.copy(self)
+        other.variant, other.module, other._by_op = variant, module, set()
+        return other
+
     def forward(self, boxed: list[Any]) -> list[Any]:
         boxed.extend(self.constants)
         return self._forward(boxed)
@@ -92,9 +99,9 @@ class Halves:
 
     def _run(self, half: Literal["forward", "backward"], given: list[Any]) -> Sequence[Any]:
         """What the generated half returns; op by op from the first time on that it fails."""
-        trace, generated = getattr(self.variant, half), getattr(self.module, half)
+        generated = getattr(self.module, half)
         if half in self._by_op:
-            return _op_by_op(trace, given)
+            return _op_by_op(getattr(self.variant, half), given)
         try:
             return generated(*given) if half == "forward" else generated(given)
         except torch.OutOfMemoryError:
@@ -102,6 +109,7 @@ class Halves:
         except Exception as error:
             # The backward empties its list before anything else and frees what was in it as it goes. Nothing else holds that,
             # so the rest is made of what it had in hand.
+            trace = getattr(self.variant, half)
             in_hand = {} if given or half == "forward" else _locals_of(generated, error)
             outputs = _op_by_op(trace, given or [in_hand.get(entry.name) for entry in trace.inputs], in_hand)
             self._by_op.add(half)

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import (
-    GradAOTOutput,
     InputMutationAOTOutput,
     IntermediateBaseAOTOutput,
     PlainAOTOutput,
@@ -29,6 +28,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 
 from tracefuse.assembly.names import Names
+from tracefuse.dynamo.carried import Objects, gradient_of, is_object, objects_of, part_of, whole
 from tracefuse.dynamo.joint_refusals import GraphInput, check_graph, number
 from tracefuse.errors import NotSupported
 from tracefuse.optimizers.origins import Origin
@@ -51,16 +51,29 @@ RESULT = "result_"
 class Joint:
     """A trace and where its outputs stand among those of the graph: `results` by position among `result_count` forward
     outputs (None: the graph returns None there), `gradients` by primal. `constants` are what its inputs behind the primals
-    are."""
+    are. `objects` are what AOTAutograd hands over beside tensors. `primals` are its descriptors of the trace's inputs that are
+    given, in order."""
 
     trace: Trace
     results: tuple[Output | None, ...]
     gradients: tuple[Output | None, ...]
     constants: tuple[torch.Tensor, ...]
+    objects: Objects
+    primals: tuple[Any, ...]
+
+    def given(self, examples: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """What the trace's inputs are, cotangents left out, where dynamo's graph is given `examples`."""
+        return (*(part_of(examples[whole(desc).idx], desc) for desc in self.primals), *self.constants)
 
 
 def inputs_of(module: fx.GraphModule, examples: Sequence[Any]) -> list[GraphInput]:
-    """What dynamo's graph reads, in order; not the lists of compiled autograd, whose items have no names."""
+    """What dynamo's graph reads, in order; not the lists of compiled autograd, whose items have no names. Raises
+    `NotSupported` for nested tensors."""
+    if any(getattr(one, "is_nested", False) for one in examples):
+        raise NotSupported(
+            "it takes nested tensors, whose lengths are data: pad them before the model "
+            "(`torch.nested.to_padded_tensor`), or leave that part to eager"
+        )
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     pairs = zip(placeholders, examples, strict=True)
     return [_graph_input(node, example) for node, example in pairs if not isinstance(example, (list, tuple))]
@@ -90,9 +103,12 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
     made, names = fx.Graph(), Names()
     returned = list(graph.output_node().args[0])  # type: ignore[arg-type]
     descriptors = graph.output_node().meta.get("desc") or [None] * len(returned)
-    demanded = {desc.grad_of for desc, node in zip(descriptors, returned, strict=True) if _is_gradient(desc, node)}
+    demanded = {
+        gradient_of(desc) for desc, node in zip(descriptors, returned, strict=True) if isinstance(node, fx.Node)
+    }
     held = _constants(graph)
-    known = {node: _entry(node, names, inputs, demanded) for node in graph.find_nodes(op="placeholder")}
+    placeholders = [node for node in graph.find_nodes(op="placeholder") if not is_object(node)]
+    known = {node: _entry(node, names, inputs, demanded) for node in placeholders}
     lifted = {node: Input(name := names.fresh("constant"), "buffer", name) for node in held if _is_input(node, held)}
     mode = fake_mode(graph)
     # Cotangents come last.
@@ -103,29 +119,32 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
             "val": node.meta["val"] if node in known else mode.from_tensor(held[node], static_shapes=True)
         }
     _copy_ops(graph, made, new, names, held)
-    by_source = {node.meta.get("desc"): new[node].name for node in graph.find_nodes(op="placeholder")}
-    outputs = [
-        _output(at, node, desc, by_source) for at, (node, desc) in enumerate(zip(returned, descriptors, strict=True))
-    ]
+    by_source = {node.meta.get("desc"): new[node].name for node in placeholders}
+    pairs_of = zip(returned, descriptors, strict=True)
+    outputs = [None if is_object(n) else _output(at, n, desc, by_source) for at, (n, desc) in enumerate(pairs_of)]
     pairs = [(out, new[node]) for out, node in zip(outputs, returned, strict=True) if out is not None]
     pairs.sort(key=lambda pair: _ORDER.index(pair[0].kind))
     made.output(tuple(node for _, node in pairs))
     eliminate_dead_code(made)
     trace = Trace(made, tuple(entry for _, entry in ordered), tuple(out for out, _ in pairs))
     verify(trace)
-    return Joint(trace, tuple(outputs[:result_count]), tuple(outputs[result_count:]), tuple(map(held.get, lifted)))
+    primals = tuple(node.meta.get("desc") for node, entry in known.items() if entry.kind != "cotangent")
+    constants = tuple(map(held.get, lifted))
+    results, gradients = tuple(outputs[:result_count]), tuple(outputs[result_count:])
+    return Joint(trace, results, gradients, constants, objects_of(graph, result_count), primals)
 
 
 def _entry(node: fx.Node, names: Names, inputs: Sequence[GraphInput], demanded: set[Any]) -> Input:
     desc = node.meta.get("desc")
-    if isinstance(desc, TangentAOTInput):
-        of = _result_name(desc.output)
+    if isinstance(whole(desc), TangentAOTInput):
+        of = _result_name(whole(desc).output)
         return Input(names.fresh(f"grad_{of}"), "cotangent", of)
-    known = inputs[desc.idx]
+    known = inputs[whole(desc).idx]
     return Input(names.fresh(known.source.replace(".", "_")), known.kind, known.source, desc in demanded)
 
 
 def _result_name(desc: Any) -> str:
+    desc = whole(desc)
     if isinstance(desc, IntermediateBaseAOTOutput):  # what several results are views of
         return f"base_of_{_result_name(desc.base_of)}"
     if not isinstance(desc, (PlainAOTOutput, InputMutationAOTOutput)):
@@ -135,18 +154,14 @@ def _result_name(desc: Any) -> str:
     return f"{RESULT}{desc.idx}" if isinstance(desc, PlainAOTOutput) else f"new_{desc.mutated_input.idx}"
 
 
-def _is_gradient(desc: Any, node: Any) -> bool:
-    return isinstance(desc, GradAOTOutput) and isinstance(node, fx.Node)
-
-
 def _output(at: int, node: Any, desc: Any, names: Mapping[Any, str]) -> Output | None:
     """What the output number `at` is; None where the graph returns None."""
     if node is None:
         return None
     if not isinstance(node, fx.Node):
         raise NotSupported(f"its output {at} is {node!r}, not a tensor: return tensors only")
-    if isinstance(desc, GradAOTOutput):
-        return Output("gradient", names[desc.grad_of])
+    if (leaf := gradient_of(desc)) is not None:
+        return Output("gradient", names[leaf])
     if isinstance(desc, InputMutationAOTOutput):
         return Output("mutation", names[desc.mutated_input])
     return Output("result", _result_name(desc))

@@ -24,6 +24,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tracefuse.assembly.refusals import REMEDIES, where
+from tracefuse.dynamo.carried import is_object, whole
 from tracefuse.errors import NotSupported
 from tracefuse.optimizers.facts import tensors_in
 from tracefuse.optimizers.trace import InputKind
@@ -62,7 +63,7 @@ def number(value: Any) -> int | float | None:
 
 
 def _unnamed(node: fx.Node, inputs: Sequence[GraphInput]) -> str | None:
-    desc = node.meta.get("desc")
+    desc = whole(node.meta.get("desc"))
     if node.op != "placeholder" or not isinstance(desc, PlainAOTInput) or desc.idx < len(inputs):
         return None
     return (
@@ -72,7 +73,7 @@ def _unnamed(node: fx.Node, inputs: Sequence[GraphInput]) -> str | None:
 
 
 def _kind_of_input(node: fx.Node, inputs: Sequence[GraphInput]) -> str | None:
-    desc = node.meta.get("desc")
+    desc = whole(node.meta.get("desc"))
     if node.op != "placeholder" or isinstance(desc, (PlainAOTInput, TangentAOTInput)):
         return None
     if isinstance(desc, ViewBaseAOTInput):
@@ -89,6 +90,7 @@ def _kind_of_input(node: fx.Node, inputs: Sequence[GraphInput]) -> str | None:
 
 
 def _name_of(desc: Any, inputs: Sequence[GraphInput]) -> str | None:
+    desc = whole(desc)
     is_known = isinstance(desc, PlainAOTInput) and desc.idx < len(inputs)
     return inputs[desc.idx].source if is_known else None
 
@@ -97,7 +99,7 @@ def _name_of(desc: Any, inputs: Sequence[GraphInput]) -> str | None:
 
 
 def _symbols(node: fx.Node, inputs: Sequence[GraphInput]) -> str | None:
-    if node.op == "output" or _is_static(node.meta.get("val")):
+    if node.op == "output" or is_object(node) or _is_static(node.meta.get("val")):
         return None
     if node.op != "placeholder":
         return (

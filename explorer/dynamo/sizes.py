@@ -5,8 +5,11 @@ chosen by them, so that a graph with symbols is kept as it came, and specialised
 
     graph(s, x: [2, s], f, …)     called with [2, 33]: x: [2, 33], s is 33 wherever it is read, and f.item() what f is
 
+Where three of these programs differ in one size alone, they tell of others, which takes milliseconds instead of a second:
+`tracefuse.dynamo.other_sizes`.
+
 A Python float of a module, such as a scale, is a tensor `f` of the CPU that dynamo made, whose number varies for all that is
-known. A call of known sizes and numbers costs a look at them. Of a graph, `MOST_SIZES` programs are kept, of at most
+known. A call of known sizes and numbers costs a look at them. Of a graph, `MOST_SIZES` programs are traced, for at most
 `MOST_NUMBERS` different numbers; other calls run as they came, op by op.
 
 Private: `_dynamo_source` of a placeholder, seen on torch 2.11, 2.13 and 2.15.
@@ -24,6 +27,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
+from tracefuse.dynamo.differentiable import Places
+from tracefuse.dynamo.halves import Halves
+from tracefuse.dynamo.other_sizes import OtherSizes, Traced
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.recording.frames import tell_user
 
@@ -31,12 +37,15 @@ MANY_SIZES = 16
 """From so many sizes on a warning says what they cost."""
 MOST_SIZES = 128
 """Programs of one graph that are kept."""
+MOST_RESIZED = 1024
+"""Programs that are kept of sizes that were not traced: to make one takes milliseconds."""
 MOST_NUMBERS = 4
 """Different numbers beside sizes that they are compiled for: a number that is another one in each call is no size."""
 
 Run = Callable[..., Sequence[Any]]
-Compile = Callable[[fx.GraphModule, Sequence[Any], bool], Run]
-"""Makes what runs a graph on tensors like these; with True it may take its time, as once for a model."""
+Compile = Callable[[fx.GraphModule, Sequence[Any], bool], tuple[Run, tuple[Halves, Places] | None]]
+"""Makes what runs a graph on tensors like these, and the halves that it runs where other sizes may be told by them; with True
+it may take its time, as once for a model."""
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -51,9 +60,9 @@ def has_symbols(value: Any) -> bool:
 
 def varying_sizes(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
     """The positions of the graph's inputs that are tensors with sizes that vary, or such sizes; () where there are none, or
-    where a number varies that is no size, such as a count of calls, of which no two need be alike; nor in the backward of
-    compiled autograd, which takes lists."""
-    if any(isinstance(one, (list, tuple)) for one in examples):
+    where a number varies that is no size, such as a count of calls, of which no two need be alike; nor where there are nested
+    tensors, nor in the backward of compiled autograd, which takes lists."""
+    if any(isinstance(one, (list, tuple)) or getattr(one, "is_nested", False) for one in examples):
         return ()
     values = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
     found = [one if has_symbols(one) else example for one, example in zip(values, examples, strict=True)]
@@ -88,17 +97,48 @@ class BySize:
     positions: tuple[int, ...]
     floats: tuple[int, ...]
     compile: Compile
+    others: OtherSizes | None = None
     seconds: float = 0.0
     known: dict[Hashable, Run] = field(default_factory=dict)
+    resized: dict[Hashable, Run] = field(default_factory=dict)
     numbers: set[tuple[str, ...]] = field(default_factory=set)
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         numbers = tuple(arguments[at].item().hex() for at in self.floats)  # -0.0 is another one than 0.0, NaN is itself
         key = numbers, _key([arguments[at] for at in self.positions])
-        run = self.known.get(key)
+        run = self.known.get(key) or self.resized.get(key)
         if run is None:
-            run = self._made(key, numbers, arguments)
+            run = self._resized(key, numbers, arguments) or self._made(key, numbers, arguments)
         return run(*arguments)
+
+    def _resized(self, key: Hashable, numbers: tuple[str, ...], arguments: Sequence[Any]) -> Run | None:
+        """What the programs at other sizes tell of this one; None where they do not."""
+        if self.others is None or not self.others.lines or (kind := self._kind(numbers, arguments)) is None:
+            return None
+        if len(self.resized) >= MOST_RESIZED:
+            self.resized.clear()
+        with uncollected(), torch.random.fork_rng(_gpus(arguments)):
+            found = self.others.program(kind, arguments, self._tensors(arguments))
+        if found is None:
+            return None
+        run = self.resized[key] = _with_numbers(found[0], self._left_out(arguments), found[1])
+        return run
+
+    def _kind(self, numbers: tuple[str, ...], arguments: Sequence[Any]) -> Hashable | None:
+        """What a program is made for beside sizes; None where tensors share memory, of which a program knows too much."""
+        given = [arguments[at] for at in self.positions if isinstance(arguments[at], torch.Tensor)]
+        if any(one.layout is not torch.strided for one in given):
+            return None
+        memories = {one.untyped_storage()._cdata for one in given}
+        return numbers if len(memories) == len(given) else None
+
+    def _left_out(self, arguments: Sequence[Any]) -> set[int]:
+        """The positions of numbers, which programs do not take."""
+        return {at for at in self.positions if not isinstance(arguments[at], torch.Tensor)} | set(self.floats)
+
+    def _tensors(self, arguments: Sequence[Any]) -> list[Any]:
+        left_out = self._left_out(arguments)
+        return [one for at, one in enumerate(arguments) if at not in left_out]
 
     def _made(self, key: Hashable, numbers: tuple[str, ...], arguments: Sequence[Any]) -> Run:
         if len(self.known) >= MOST_SIZES:
@@ -117,9 +157,12 @@ class BySize:
 
     def _compiled(self, arguments: Sequence[Any]) -> Run:
         graph, returned = specialised(self.module, arguments, self.positions, self.floats)
-        left_out = {at for at in self.positions if not isinstance(arguments[at], torch.Tensor)} | set(self.floats)
-        tensors = [one for at, one in enumerate(arguments) if at not in left_out]
-        return _with_numbers(self.compile(graph, tensors, not self.known), left_out, returned)
+        tensors = self._tensors(arguments)
+        run, made = self.compile(graph, tensors, not self.known)
+        numbers = tuple(arguments[at].item().hex() for at in self.floats)
+        if self.others is not None and made is not None and (kind := self._kind(numbers, arguments)) is not None:
+            self.others.note(Traced(self.others.symbols.sizes(arguments), kind, returned, *made))
+        return _with_numbers(run, self._left_out(arguments), returned)
 
     def _many(self) -> str:
         text = f"a graph of this model was compiled for {len(self.known)} sizes, which took {self.seconds:.1f} s"

@@ -12,7 +12,7 @@ Random ops draw fresh numbers at each run, also where the program seeded its gen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +29,7 @@ from tracefuse.execution.drawn import MAX_INTEGERS, behind_places, drawn_row
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.own_operators import IMPORT_TORCH, on_copies, register_lines
+from tracefuse.execution.spelling import CAST_ALL, casts_together, spelled
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernels.launch import LAUNCH
 from tracefuse.optimizers.kernels.tables import table_support
@@ -118,7 +119,12 @@ def kernel_texts(variant: Optimised) -> dict[str, str]:
 def _functions(variant: Optimised, further: Further | None = None) -> list[str]:
     """The kernels and the optimised halves, and the update."""
     kernels = [*kernel_texts(variant).values(), *(further.kernels if further else ())]
-    optimised = [rendered(variant.forward), render_boxed(variant.backward, "backward")]
+    forward, backward = variant.forward, variant.backward
+    optimised = [
+        rendered(forward, casts_together(forward)),
+        render_boxed(backward, "backward", casts_together(backward)),
+    ]
+    casts = CAST_ALL if any("= cast_all(" in half for half in optimised) else ""
     optimised += [further.function] if further else []
     return [
         *([_rule("kernels"), LAUNCH] if kernels else []),
@@ -126,13 +132,14 @@ def _functions(variant: Optimised, further: Further | None = None) -> list[str]:
         support("\n".join([*kernels, *optimised])),
         packing_support("\n".join(optimised)),
         head_support("\n".join(optimised)),
+        casts,
         *kernels,
         _rule("the optimised program"),
         *optimised,
     ]
 
 
-def render_boxed(trace: Trace, name: str) -> str:
+def render_boxed(trace: Trace, name: str, written: Callable[[torch.fx.Node], str] = spelled) -> str:
     """`trace` as a function that takes its inputs in one list and empties it, so that each can be freed after its last use."""
     lines = [f"def {name}({_BOXED}):"]
     if trace.inputs:
@@ -142,17 +149,17 @@ def render_boxed(trace: Trace, name: str) -> str:
             f"{INDENT}# {i.name}: {tensor_type(val(p))}  {human_bytes(nbytes(p))}  {i.kind}"
             for i, p in trace.input_pairs
         ]
-    return "\n".join([*lines, *_checked_lines(trace)]) + "\n"
+    return "\n".join([*lines, *_checked_lines(trace, written)]) + "\n"
 
 
-def rendered(trace: Trace) -> str:
-    return "\n".join([*head_lines(trace), *_checked_lines(trace)]) + "\n"
+def rendered(trace: Trace, written: Callable[[torch.fx.Node], str] = spelled) -> str:
+    return "\n".join([*head_lines(trace), *_checked_lines(trace, written)]) + "\n"
 
 
-def _checked_lines(trace: Trace) -> Iterator[str]:
+def _checked_lines(trace: Trace, written: Callable[[torch.fx.Node], str]) -> Iterator[str]:
     """The body of `trace`; behind each value whose size depends on the data, a check that it is the captured one."""
     sized = {node.name: tensors(node) for node in trace.ops if _has_size_of_data(node)}
-    for text, name in body_lines(trace):
+    for text, name in body_lines(trace, written):
         yield text
         shapes = tuple(tuple(tensor.shape) for tensor in sized.get(name or "", ()))
         if shapes:
@@ -254,6 +261,7 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             f"GRADIENTS = {_gradients(backward, names)!r}  # the inputs whose gradients are returned",
             f"CAPTURED_GRADIENTS = {_gradients(captured_backward, names)!r}",
             f"COARSEST = {_coarsest(variant.program.trace)}  # the floating dtype that rounds most",
+            f"ROUNDS_AS = {rounds_as(variant.program.trace)}  # what ATen computes some ops in, whatever their dtype",
             f"SIZED_BY_DATA = {[n.name for n in variant.program.trace.ops if _has_size_of_data(n)]!r}",
             f"HAS_KERNELS = {_needs_triton(variant)}",
             f'DEVICE = "{_device(variant)}"',
@@ -265,7 +273,7 @@ def _gradients(backward: Trace, names: Sequence[str]) -> list[int]:
     return [names.index(out.of) for out in backward.outputs if out.kind == "gradient"]
 
 
-IN_SIXTHS = {
+_IN_SIXTHS = {
     torch.ops.aten.hardswish.default,
     torch.ops.aten.hardswish_backward.default,
     torch.ops.aten.hardsigmoid.default,
@@ -274,11 +282,15 @@ IN_SIXTHS = {
 """Operators whose ATen kernels for CUDA hold 1/6 or 1/3 as float32 does, in float64 too; seen on torch 2.11."""
 
 
+def rounds_as(trace: Trace) -> torch.dtype:
+    """The dtype that no rounding of ATen's is finer than: float64 but for ops that compute in another one than theirs."""
+    in_sixths = any(node.target in _IN_SIXTHS and devices(node)[0].type == "cuda" for node in trace.ops)
+    return torch.float32 if in_sixths else torch.float64
+
+
 def _coarsest(trace: Trace) -> torch.dtype:
     dtypes = {tensor.dtype for node in trace.graph.nodes for tensor in tensors(node) if tensor.is_floating_point()}
-    if any(node.target in IN_SIXTHS and devices(node)[0].type == "cuda" for node in trace.ops):
-        dtypes.add(torch.float32)
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+    return max({*dtypes, rounds_as(trace)}, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _input_row(name: str, source: str, placeholder: torch.fx.Node) -> str:

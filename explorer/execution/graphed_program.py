@@ -32,12 +32,14 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, graphs: Graphs, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results, module = tuple(graphs.forward(_expected(graphs, inputs))), graphs.step.module
+        laid_out, module = _expected(graphs, inputs), graphs.step.module
+        results = tuple(graphs.forward(laid_out))
         if module.AT_ONCE:
             results = (*results, *graphs.backward([]))
         ctx.graphs, ctx.turn = graphs, graphs.turn
-        # Kept only for autograd to notice that one was overwritten before the backward read it.
-        ctx.save_for_backward(*(inputs[i] for i in module.READ_AGAIN if i in graphs.in_place))
+        # For autograd to notice that one was overwritten before the backward read it; and it must not be freed before.
+        ctx.read_again = [i for i in module.READ_AGAIN if graphs.inputs.is_in_place(i)]
+        ctx.save_for_backward(*(laid_out[i] for i in ctx.read_again))
         ctx.mark_non_differentiable(*(results[i] for i in module.WITHOUT_GRADIENT))
         return results
 
@@ -51,19 +53,24 @@ class _Replay(torch.autograd.Function):
                 "the CUDA graph has run again, over what this backward reads: call backward once and before the next "
                 "forward, or compile without cuda_graph"
             )
-        _ = ctx.saved_tensors
+        read_again = dict(zip(ctx.read_again, ctx.saved_tensors, strict=True))
         given = [
             module.expect(cotangents[i], module.RESULTS[i], *row)
             for i, row in zip(module.ROOTS, module.COTANGENTS, strict=True)
         ]
-        return None, *module.by_input(graphs.backward(given))
+        return None, *module.by_input(graphs.backward(given, read_again))
 
 
-def _graphs(module: ModuleType, inputs: Sequence[torch.Tensor], in_place: frozenset[int]) -> Graphs:
-    """The graphs of an exported file."""
+def _graphs(
+    module: ModuleType,
+    inputs: Sequence[torch.Tensor],
+    in_place: frozenset[int],
+    given: Sequence[torch.Tensor] | None = None,
+) -> Graphs:
+    """The graphs of an exported file, of `inputs` and cotangents that stay where they are if these are `given`."""
     cotangents = functools.partial(_ones, module) if behind(module) else None
     step = Recordable(module, len(module.RESULTS), module.READ_AGAIN, cotangents)
-    return Graphs(step, _laid_out(module, [t.detach() for t in inputs]), in_place)
+    return Graphs(step, _laid_out(module, [t.detach() for t in inputs]), in_place, given)
 
 
 def _ones(module: ModuleType, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -96,8 +103,10 @@ class GraphedProgram(Program):
     """A `Program` that replays CUDA graphs, captured at its first call. Made by `Variant.compile(cuda_graph=True)`.
 
     Parameters and buffers must stay where they are (an optimizer's update in place is seen); other inputs may be any
-    tensors of the captured shapes. Results and gradients are copies of their own. A backward must run before the next
-    forward. Raises `NotSupported` with the reason for a program that no graph can replay.
+    tensors of the captured shapes. Results and gradients stay as they are when it runs again. Large tensors are copied neither
+    in nor out where they stay in one memory and are not held, which is found out in the first calls: it is captured anew then.
+    Who reads a result on another stream holds it until he has waited for that; `record_stream` alone does not keep it.
+    A backward must run before the next forward. Raises `NotSupported` with the reason for a program that no graph can replay.
     """
 
     in_place: frozenset[int] = frozenset()
@@ -120,18 +129,19 @@ class GraphedProgram(Program):
         return results[0] if len(results) == 1 else results
 
     def replays(self, inputs: Sequence[torch.Tensor], rng_states: Sequence[torch.Tensor] = ()) -> Replays:
-        """As `Program.replays`, by graphs of their own. Timed with all that a call copies in and out."""
+        """As `Program.replays`, by graphs of their own around `inputs` where they are. Timed with what is copied still."""
         module, count = self.module, len(self._inputs)
-        tensors, cotangents = list(inputs[:count]), list(inputs[count:])
-        graphs, restart = _graphs(module, tensors, self.in_place), self.restarts(rng_states)
+        tensors, cotangents = list(inputs[:count]), [t.detach() for t in inputs[count:]]
+        graphs, restart = _graphs(module, tensors, self.in_place, cotangents), self.restarts(rng_states)
 
         @torch.no_grad()
-        def forward() -> tuple[Any, None]:
+        def forward() -> tuple[Any, list[torch.Tensor]]:
             restart()
-            return graphs.forward(_expected(graphs, tensors)), None
+            laid_out = _expected(graphs, tensors)
+            return graphs.forward(laid_out), laid_out
 
         @torch.no_grad()
-        def backward(state: tuple[Any, None]) -> Sequence[torch.Tensor]:
+        def backward(state: tuple[Any, list[torch.Tensor]]) -> Sequence[torch.Tensor]:
             return graphs.backward(cotangents)
 
         names = behind(module)

@@ -1,33 +1,37 @@
 """CUDA graphs: a forward and its backward as two recordings that the GPU replays, at the cost of one launch each.
 
     warm up    forward and backward on a side stream, so that nothing is compiled or allocated for the first time later
-    capture    forward, then backward, into one pool of memory, in the order in which they are replayed
+    record     forward, then backward, into one pool of memory, in the order in which they are replayed
     replay     inputs copied in, forward graph, results copied out; cotangents copied in, backward graph, gradients copied out
 
-A graph reads and writes the memory that it was captured with. Parameters and buffers are read where they are, so that an
-optimizer's in-place update is seen; other inputs are copied into memory of the graph's own. What is handed out is a copy
-as well: it stays as it is when the graph runs again. What the backward reads is not: it must run before the next forward.
+A graph reads and writes the memory that it was recorded with. Parameters and buffers are read where they are, so that an
+optimizer's in-place update is seen. Of the copies those that need not be are saved once that is known (`sharing.py`): both
+graphs are recorded anew then. What is handed out stays as it is when the graph runs again. What the backward reads does not:
+it must run before the next forward.
 
 Random ops draw new numbers at each replay: torch registers the default generator of the GPU with every graph and advances
 it. The states of dropouts that kernels draw are the host's to draw, which does so before each replay. The semantics are
-those of `torch.cuda.make_graphed_callables`, but for the copies that are handed out.
+those of `torch.cuda.make_graphed_callables`, but for what is handed out, which is the caller's to keep.
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 
 from tracefuse.errors import NotSupported
+from tracefuse.execution.sharing import Given, Handed, addresses, borrowed, copies_of, memory_like, write
 
 WARM_UPS = 3  # As many as `make_graphed_callables` takes: lazy initialisation, then cuDNN's choice of an algorithm.
+LEARNT_AT = 3  # The forward from which on a recording is made anew to save copies: each half has run twice by then.
+GAINS = 2  # How often it is, and how often what was shared may turn out wrong before nothing is.
 
 
 # --- capture and replay -----------------------------------------------------------------------------------------------
@@ -57,102 +61,235 @@ class Recordable:
     cotangents: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None
 
 
-class Graphs:
-    """Two captured graphs, of the forward and the backward of `step`, around the memory of `inputs`.
+class CudaRecorder:
+    """Records and replays what runs on one GPU. A recording's memory stays its own while what was made of it is held."""
 
-    Inputs at the positions in `in_place` are read where they are; of the others the graphs have copies. `kept` is what the
-    backward reads, in memory that each forward overwrites. `held_nbytes` is the GPU memory that they keep between replays.
-    Raises `NotSupported` with CUDA's own words for what CUDA cannot capture.
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._side = torch.cuda.Stream(device)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """While this lasts nothing reaches the caller's streams, generators and modes."""
+        # What is made outside of inference mode may be written anywhere, and `torch.cuda.graph` leaves its own stream if it
+        # fails.
+        on_device, forked = torch.cuda.device(self.device), torch.random.fork_rng([self.device])
+        own_stream = torch.cuda.stream(torch.cuda.current_stream(self.device))
+        with torch.inference_mode(False), torch.no_grad(), on_device, forked, own_stream:
+            yield
+
+    @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._side):
+            yield
+        torch.cuda.synchronize()
+
+    def free_nothing_in_use(self) -> None:
+        """Wait for all that was queued, before memory goes that graphs read."""
+        torch.cuda.synchronize()
+
+    def pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def record(
+        self, run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]], boxed: list[torch.Tensor], pool: Any
+    ) -> tuple[Sequence[torch.Tensor], Callable[[], None]]:
+        """What `run`, which may empty `boxed`, makes of it in the memory of `pool`, and what does so again. Raises
+        `NotSupported` with CUDA's own words for what CUDA cannot capture."""
+        graph = torch.cuda.CUDAGraph()
+        with recording(graph, pool, self._side):
+            made = run(boxed)
+        return made, functools.partial(self._replay, graph)
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        with torch.cuda.device(self.device):  # a graph runs on the stream of the current GPU
+            graph.replay()
+
+    def reserved_nbytes(self) -> int:
+        """What the allocator holds of this GPU, without what it and cuBLAS would give back."""
+        _free_workspaces()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+
+class Graphs:
+    """Two recorded graphs, of the forward and the backward of `step`, around the memory of `inputs`.
+
+    Inputs at the positions in `in_place` are read where they are. With `cotangents`, which the caller has and holds, all that
+    is given is, from the start, and what is made is handed out without copies; without them that is learned. `kept` is what
+    the backward reads, in memory that each forward overwrites. `held_nbytes` is the GPU memory that the first recording keeps
+    between replays. Raises `NotSupported` with CUDA's own words for what CUDA cannot capture.
     """
 
-    def __init__(self, step: Recordable, inputs: Sequence[torch.Tensor], in_place: frozenset[int]) -> None:
-        self.step, self.in_place = step, in_place
+    recorder_of: Callable[[torch.device], Any] = CudaRecorder
+
+    def __init__(
+        self,
+        step: Recordable,
+        inputs: Sequence[torch.Tensor],
+        in_place: frozenset[int],
+        cotangents: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        at_once = cotangents is not None
+        self.step = step
         self.turn = 0  # What the memory that the backward reads is of: counts forwards, and backwards, which use it up.
-        self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.draws: list[Draw] = []
         self._draw: Any = getattr(step.module, "draw_dropout", None)
-        self.device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
-        on_device, forked = torch.cuda.device(self.device), torch.random.fork_rng([self.device])
-        own_stream = torch.cuda.stream(
-            torch.cuda.current_stream(self.device)
-        )  # `torch.cuda.graph` leaves its own if it fails
-        # What is made outside of inference mode may be written anywhere.
-        with torch.inference_mode(False), torch.no_grad(), on_device, forked, own_stream:
-            before = _reserved_nbytes()
-            given = [t.detach() if i in in_place else memory_like(t).copy_(t) for i, t in enumerate(inputs)]
-            self._capture(given, torch.cuda.Stream())
-            self.inputs = given
-            self.held_nbytes = _reserved_nbytes() - before
+        self.inputs, self.cotangents = Given(in_place, at_once), Given(at_once=at_once)
+        self.results, self.gradients = Handed(shared=True, at_once=at_once), Handed(shared=False, at_once=at_once)
+        self._forwards, self._gains, self._mistakes, self._is_wrong = 0, GAINS, 0, False
+        self._run_forward: Callable[[], None] | None = None
+        self._run_backward: Callable[[], None] | None = None
+        device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
+        self.recorder = type(self).recorder_of(device)
+        with self.recorder.apart():
+            before = self.recorder.reserved_nbytes()
+            self.inputs.start(inputs)
+            with self.recorder.warming_up():
+                self._warm_up(cotangents)
+            self._record()
+            self.held_nbytes = self.recorder.reserved_nbytes() - before
 
-    def _capture(self, inputs: list[torch.Tensor], side: torch.cuda.Stream) -> None:
-        module = self.step.module
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            self._warm_up(inputs)
-            with drawn(module, self._first_draw):
-                module.forward(*inputs)
-        torch.cuda.synchronize()
-        pool, waiting = torch.cuda.graph_pool_handle(), iter(self.draws)
-        with drawn(module, lambda *_, **__: next(waiting).states), recording(self.forward_graph, pool, side):
+    # --- recording ---
+
+    def _warm_up(self, cotangents: Sequence[torch.Tensor] | None) -> None:
+        module, inputs = self.step.module, self.inputs.recorded
+        for turn in range(WARM_UPS):
             outputs = module.forward(*inputs)
-        self.results = list(outputs[: self.step.handed_out])
-        self._memories = {t.untyped_storage().data_ptr(): _memory_of(t) for t in self.results}
-        self.kept = [_borrowed(t) for t in outputs[self.step.handed_out :]]
-        self.gradients: Sequence[torch.Tensor] = []
-        if self.step.cotangents is not None:
-            boxed = self._boxed(outputs[self.step.handed_out :], inputs)
-            del outputs
-            with recording(self.backward_graph, pool, side):
-                self.gradients = module.backward(boxed)
-
-    def _warm_up(self, inputs: list[torch.Tensor]) -> None:
-        for _ in range(WARM_UPS):
-            outputs = self.step.module.forward(*inputs)
             if self.step.cotangents is not None:
-                self.cotangents = self.step.cotangents(outputs)
-                boxed = self._boxed(outputs[self.step.handed_out :], inputs)
+                if turn == 0:
+                    self.cotangents.start(self.step.cotangents(outputs) if cotangents is None else cotangents)
+                boxed = self._boxed(outputs[self.step.handed_out :])
                 del outputs
-                self.step.module.backward(boxed)
+                module.backward(boxed)
+        with drawn(module, self._first_draw):
+            made = addresses(module.forward(*inputs))
+        # What lies in the memory of an input would be held, or read by the backward, where that input lay.
+        self.inputs.keep_apart(at for at, tensor in enumerate(inputs) if addresses([tensor]) <= made)
+        self.inputs.renew()
 
     def _first_draw(self, increments: Sequence[int], *, device: torch.device) -> tuple[torch.Tensor, ...]:
         draw = functools.partial(self._draw, increments, device=device)
         self.draws.append(Draw(draw, draw()))
         return self.draws[-1].states
 
-    def _boxed(self, kept: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _record(self) -> None:
+        module, inputs = self.step.module, self.inputs.recorded
+        pool, waiting = self.recorder.pool(), iter(self.draws)
+        with drawn(module, lambda *_, **__: next(waiting).states):
+            outputs, run_forward = self.recorder.record(lambda given: module.forward(*given), inputs, pool)
+        results, kept = list(outputs[: self.step.handed_out]), list(outputs[self.step.handed_out :])
+        foreign = addresses(inputs) | addresses(state for draw in self.draws for state in draw.states)
+        self.results.record(results, foreign | addresses(kept))
+        self.kept = [borrowed(t) if t.is_cuda else t for t in kept]  # a number on the CPU takes no room
+        if self.step.cotangents is not None:
+            boxed = self._boxed(kept)
+            del outputs, kept
+            found, self._run_backward = self.recorder.record(module.backward, boxed, pool)
+            self.gradients.record(found, foreign | addresses(self.cotangents.recorded))
+        self._run_forward = run_forward  # last: without it the next forward records again
+
+    def _boxed(self, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the backward takes, in the list that it empties."""
-        return [*kept, *(inputs[i] for i in self.step.read_again), *self.cotangents]
+        return [*kept, *(self.inputs.recorded[i] for i in self.step.read_again), *self.cotangents.recorded]
+
+    def _record_anew(self) -> None:
+        """Around what was learned, in other memory: what is still held of the old stays as it is."""
+        with self.recorder.apart():
+            self.recorder.free_nothing_in_use()
+            self._run_forward = self._run_backward = None
+            self.kept = []
+            for made in (self.results, self.gradients):
+                made.release()
+            for given in (self.inputs, self.cotangents):
+                given.renew()
+            self._record()
+
+    # --- replays ---
 
     def moved(self, inputs: Sequence[torch.Tensor]) -> int | None:
-        """The position of an input that is read in place and lies elsewhere now, if there is one."""
-        return next((i for i in self.in_place if inputs[i].data_ptr() != self.inputs[i].data_ptr()), None)
+        """The position of an input that must stay where it is and lies elsewhere now, if there is one."""
+        mine = self.inputs.recorded
+        return next((i for i in self.inputs.fixed if inputs[i].data_ptr() != mine[i].data_ptr()), None)
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The results of `inputs`, which have the captured layouts and none of which has `moved`, in memory of their own."""
-        new = [(mine, inputs[i]) for i, mine in enumerate(self.inputs) if i not in self.in_place]
-        write([*new, *(pair for draw in self.draws for pair in zip(draw.states, draw.again(), strict=True))])
-        self._replay(self.forward_graph)
-        return self._results()
+        """The results of `inputs`, which have the captured layouts and none of which has `moved`, the caller's to keep.
 
-    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        The caller holds those inputs that the backward reads too until that has run.
+        """
+        if self._must_be_anew(inputs):
+            self._record_anew()
+        fresh = [pair for draw in self.draws for pair in zip(draw.states, draw.again(), strict=True)]
+        write([*self.inputs.pairs(inputs), *fresh])
         self.turn += 1
-        with torch.cuda.device(self.device):  # a graph runs on the stream of the current GPU
-            graph.replay()
+        assert self._run_forward is not None
+        self._run_forward()
+        return self.results.hand_out()
 
-    def _results(self) -> list[torch.Tensor]:
-        """Copies of the results; those that share memory do so as copies too."""
-        if len(self._memories) == len(self.results):
-            return copies_of(self.results)
-        copies = dict(zip(self._memories, copies_of(list(self._memories.values())), strict=True))
-        return [_laid_over(copies[t.untyped_storage().data_ptr()].untyped_storage(), t) for t in self.results]
+    def _must_be_anew(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether what is shared would be wrong now, or more should be."""
+        self._forwards += 1
+        if self._gains:
+            self.inputs.note(inputs)
+        self.results.note()
+        self.gradients.note()
+        # Each of them notes what is wrong.
+        wrong = [self._is_wrong, self.inputs.moved(inputs), self.results.held(), self.gradients.held()]
+        self._is_wrong = False
+        halves = (self.inputs, self.cotangents, self.results, self.gradients)
+        if any(wrong):
+            self._mistakes += 1
+            if self._mistakes > GAINS:
+                for half in halves:
+                    half.share_nothing()
+            return True
+        is_due = self._forwards >= LEARNT_AT and self._gains > 0 and any(half.is_worth_recording() for half in halves)
+        self._gains -= is_due
+        return is_due or self._run_forward is None
 
-    def backward(self, cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients of the latest forward, in memory of their own, for cotangents of the captured layouts."""
+    def backward(
+        self, cotangents: Sequence[torch.Tensor], read_again: Mapping[int, torch.Tensor] = MappingProxyType({})
+    ) -> list[torch.Tensor]:
+        """The gradients of the latest forward, the caller's to keep, for cotangents of the captured layouts.
+
+        `read_again` are inputs by position as autograd has kept them: hooks on saved tensors may have moved them.
+        """
         if self.step.cotangents is None:
             return []
-        write(list(zip(self.cotangents, cotangents, strict=True)))
-        self._replay(self.backward_graph)
-        return copies_of(self.gradients)
+        self.turn += 1
+        if self._gains:
+            self.cotangents.note(cotangents)
+        if self.cotangents.moved(cotangents):
+            self._is_wrong = True  # for the next forward: what this one kept would be gone with its graph
+            return self._plain_backward(cotangents, read_again)
+        if any(not self.inputs.has(at, tensor) for at, tensor in read_again.items() if self.inputs.is_in_place(at)):
+            return self._plain_backward(cotangents, read_again)
+        write(self.cotangents.pairs(cotangents))
+        assert self._run_backward is not None
+        self._run_backward()
+        return self.gradients.hand_out()
+
+    @torch.no_grad()
+    def _plain_backward(
+        self, cotangents: Sequence[torch.Tensor], read_again: Mapping[int, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """By running the function on what the graph has kept."""
+        moved = {at: tensor for at, tensor in read_again.items() if self.inputs.is_in_place(at)}
+        again = [
+            self._laid_out(at, moved[at]) if at in moved else self.inputs.recorded[at] for at in self.step.read_again
+        ]
+        taken = addresses([*self.kept, *again, *cotangents])
+        handed = []
+        for tensor in self.step.module.backward([*self.kept, *again, *cotangents]):
+            handed.append(copies_of([tensor])[0] if addresses([tensor]) & taken else tensor)
+            taken |= addresses([tensor])
+        return handed
+
+    def _laid_out(self, at: int, tensor: torch.Tensor) -> torch.Tensor:
+        """An input with the strides that it was recorded with."""
+        mine = self.inputs.recorded[at]
+        return tensor if tensor.stride() == mine.stride() else memory_like(mine).copy_(tensor)
 
 
 @contextmanager
@@ -167,13 +304,6 @@ def drawn(module: ModuleType, draw: Callable[..., tuple[torch.Tensor, ...]]) -> 
         yield
     finally:
         module.draw_dropout = own  # type: ignore[attr-defined]
-
-
-def _reserved_nbytes() -> int:
-    """What the allocator holds of the current GPU, without what it and cuBLAS would give back."""
-    _free_workspaces()
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved()
 
 
 @contextmanager
@@ -196,58 +326,3 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
 def _free_workspaces() -> None:
     """Private, seen on torch 2.11 to 2.13: the next matmul of each stream takes a new workspace."""
     torch._C._cuda_clearCublasWorkspaces()
-
-
-def write(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy the second of each pair into the first, which is laid out alike."""
-    dense = [_shared_once(*pair) for pair in pairs]
-    if dense:
-        _copy_all([mine for mine, _ in dense], [given for _, given in dense])
-
-
-def _shared_once(mine: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both without what an expanded dimension repeats."""
-    for dim, step in enumerate(mine.stride()):
-        if step == 0 and mine.shape[dim] > 1:
-            mine, given = mine.narrow(dim, 0, 1), given.narrow(dim, 0, 1)
-    return mine, given
-
-
-def memory_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory of the very layout, with whatever is in it."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-
-def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of the memory that `tensor` lies in."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
-
-
-def _laid_over(memory: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """What lies in `memory` where `tensor` lies in its own."""
-    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    alias.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-    alias = alias.conj() if tensor.is_conj() else alias
-    return torch._neg_view(alias) if tensor.is_neg() else alias
-
-
-def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers at the same place, which it does not hold: what the backward makes may lie where they lay. Private:
-    `torch._C._construct_storage_from_data_pointer`, seen on torch 2.11 to 2.13."""
-    memory = tensor.untyped_storage()
-    if tensor.device.type != "cuda" or memory.nbytes() == 0:
-        return tensor
-    place = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), tensor.device, memory.nbytes())  # type: ignore[attr-defined]
-    return _laid_over(place, tensor)
-
-
-def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    copies = [torch.empty_like(t) for t in tensors]
-    if copies:
-        _copy_all(copies, list(tensors))
-    return copies
-
-
-def _copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
-    """A few launches for all: private, what torch's own optimizers use. Seen on torch 2.11, 2.13 and 2.15."""
-    torch._foreach_copy_(into, of)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from tracefuse.assembly.draws import repeated
+from tracefuse.assembly.parts import is_unnamed
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
+from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import Output, Trace, origin, tensors
 from tracefuse.text import counted
+
+aten = torch.ops.aten
 
 _Late = Sequence[tuple[Output, fx.Node]]
 NAMED = 5  # of the values that go beyond one step
@@ -24,6 +28,7 @@ def check_one_step(variant: Optimised) -> None:
             "the program computes with meta tensors, which hold no numbers: it is shown, and neither compiled, measured nor "
             "exported. For that, capture it with its model and inputs on the CPU or a GPU."
         )
+    _check_dropout(variant.trace)
     backward = variant.backward
     late = computed_from_gradients(backward)
     if is_second_order(backward):
@@ -61,6 +66,18 @@ def check_one_step(variant: Optimised) -> None:
             f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
             "the same numbers. Draw the numbers once, keep them in a variable and use them twice."
         )
+
+
+def _check_dropout(trace: Trace) -> None:
+    """Raises `ExportError` for recurrent nets of cuDNN's in training that drop out between their layers."""
+    for node in trace.ops:
+        given = arguments(node) if node.target is aten._cudnn_rnn.default else {}
+        if given and given["train"] and given["dropout"] != 0:
+            raise ExportError(
+                f"{node.name} drops out between its layers from a state of cuDNN's own, which it moves unseen: another run of "
+                "the same step drops other numbers. Give the recurrent net `dropout=0`, and put `nn.Dropout` between nets of "
+                "one layer."
+            )
 
 
 def is_second_order(backward: Trace) -> bool:
@@ -103,7 +120,7 @@ def why_no_verdict(backward: Trace) -> str:
 
 def _inputs(names: Sequence[str]) -> str:
     """Inputs by what the user calls them; how many have no name that he could find."""
-    known = [name for name in names if not re.fullmatch(r"constant(_\d+)?", name)]
+    known = [name for name in names if not is_unnamed(name)]
     unknown = counted(len(names) - len(known), "tensor") + " without a name"
     return " and ".join(filter(None, [_named(known), unknown * (len(known) < len(names))]))
 

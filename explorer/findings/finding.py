@@ -15,15 +15,12 @@ from torch import fx
 
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.findings.kinds import KINDS
+from tracefuse.findings.library_calls import inside_attention, inside_recurrent
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Phase, Trace, line_of, origin, val
+from tracefuse.optimizers.trace import Phase, Trace, is_on_gpu, line_of, origin, val
 from tracefuse.tables.halves import halves
 from tracefuse.text import share_text, time_text
-
-# What the host pays to launch an op: `x * 2 + y` takes 14.3 µs (tests/bench/results/launch_h100.json).
-HOST_US = 7.2
-MEASURED = f"the host's {HOST_US} µs per op was measured on an H100's"
 
 Severity = Literal["high", "medium", "low"]
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
@@ -61,9 +58,11 @@ class Finding:
     how that is known, `changes` the options that try it, if a pass can. `kind` is "measured", "predicted" or "modelled", as
     the time in `worth` is, and "" where it has none; `left_kind` is that of what passes leave.
 
+    `code` is the fix as it is pasted, one statement or several, where it is code and not words about it.
+
     `bars` are parts of the time of what it is about, one after another: they add up to that. `fixes` are what
     `Variant.try_fix` can measure, the best first. `mended` says which passes of a configuration mend it already and what is
-    left, `is_mended` that nothing is."""
+    left, `mended_by` are their names, `is_mended` says that nothing is left."""
 
     id: str
     severity: Severity
@@ -80,6 +79,8 @@ class Finding:
     mended: str = ""
     is_mended: bool = False
     left_kind: str = ""
+    mended_by: tuple[str, ...] = ()
+    code: str = ""
 
     def __post_init__(self) -> None:
         if self.id not in KINDS:
@@ -131,8 +132,15 @@ class Case:
 
     @cached_property
     def own_ops(self) -> tuple[fx.Node, ...]:
-        """The ops that the program's lines ran, in order, and none that autograd did."""
-        return tuple(n for n in self.trace.ops if does_work(n) and not origin(n).autograd and self.half[n] == "forward")
+        """The ops that the program's lines ran, in order, and none that autograd did, nor torch inside one call of its own."""
+        own = [n for n in self.trace.ops if does_work(n) and not origin(n).autograd and self.half[n] == "forward"]
+        torchs = inside_attention(self.trace) | inside_recurrent(own)
+        return tuple(n for n in own if n not in torchs)
+
+    @cached_property
+    def not_on_a_gpu(self) -> frozenset[fx.Node]:
+        """What a CPU ran inside one call of torch's, for which a GPU has one kernel."""
+        return frozenset() if is_on_gpu(self.trace) else inside_attention(self.trace)
 
     @cached_property
     def step_us(self) -> float:

@@ -18,6 +18,7 @@ class Kind:
     mended_by: tuple[str, ...] = ()
     of_run: bool = False
     in_the_line: bool = False
+    by_passes_alone: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -29,6 +30,9 @@ KINDS: dict[str, Kind] = {
     # Attention.
     "attention-by-hand": Kind("Attention in single ops sends its scores through memory.", ("fuse",)),
     "attention-math-backend": Kind("torch runs attention as its math backend.", ("fuse",)),
+    "attention-in-float32": Kind(
+        "Attention in single ops computes in float32 among values of half precision.", ("fuse",), in_the_line=True
+    ),
     # Precision.
     "tf32-off": Kind("Matmuls of float32 run without tensor cores, since TF32 is off."),
     "weights-cast-each-step": Kind("Every forward casts the same weights, and every backward casts their gradients."),
@@ -63,6 +67,7 @@ KINDS: dict[str, Kind] = {
     "inverse-then-matmul": Kind("An inverse is computed only to be multiplied with.", in_the_line=True),
     # Loops and writes.
     "per-sample-loop": Kind("A loop computes the same for each sample of a batch.", in_the_line=True),
+    "loss-in-loop": Kind("A loop computes a loss for each step of a sequence, and adds them up.", in_the_line=True),
     "cat-in-loop": Kind("A loop concatenates what it has made so far, again and again.", in_the_line=True),
     "write-into-view": Kind("Writes into slices make the backward copy whole gradients: CopySlices.", in_the_line=True),
     # Layers.
@@ -76,17 +81,26 @@ KINDS: dict[str, Kind] = {
     "frozen-parameters-reduced": Kind("DistributedDataParallel reduces zeros for frozen parameters."),
     # Needless work.
     "cat-of-nothing": Kind("A concatenation appends an empty tensor.", ("cat",)),
-    "cat-in-backward": Kind("The backward concatenates what could be written into one buffer.", ("cat", "fuse")),
-    "cat-in-forward": Kind("The forward concatenates what could be written into one buffer.", ("cat", "fuse")),
-    "unfused-pointwise": Kind("Pointwise ops and reductions run as kernels of their own.", ("fuse",)),
+    "cat-in-backward": Kind(
+        "The backward concatenates what could be written into one buffer.", ("cat", "fuse"), by_passes_alone=True
+    ),
+    "cat-in-forward": Kind(
+        "The forward concatenates what could be written into one buffer.", ("cat", "fuse"), by_passes_alone=True
+    ),
+    "unfused-pointwise": Kind(
+        "Pointwise ops and reductions run as kernels of their own.", ("fuse",), by_passes_alone=True
+    ),
     "unaligned-matmul": Kind("A matmul runs over rows that are no multiple of 16 bytes.", ("pad",)),
     "never-used": Kind("The forward computes what nothing uses."),
-    "saved-not-recomputed": Kind("A saved tensor costs more to keep than to compute again.", ("remat", "fuse")),
+    "saved-not-recomputed": Kind(
+        "A saved tensor costs more to keep than to compute again.", ("remat", "fuse"), by_passes_alone=True
+    ),
     # Gradients.
     "gradient-without-optimizer": Kind("Every backward computes gradients that no optimizer takes.", ("freeze",)),
     "gradient-of-data": Kind("Every backward computes the gradient of data.", ("freeze",)),
     "gradient-dropped": Kind("The backward computes gradients and drops them."),
     "gradient-unread": Kind("An op of the backward computes a gradient that nothing reads.", ("freeze",)),
+    "growing-graph": Kind("A sum over steps keeps the graph of every step.", in_the_line=True),
     "frozen-weight-gradient": Kind("The backward computes the gradient of a frozen parameter.", ("freeze",)),
     # Launches.
     "loop-of-small-kernels": Kind(

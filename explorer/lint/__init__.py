@@ -4,32 +4,33 @@ This package never imports session, profiling or dynamo, and runs no pass. `trac
 """
 
 from tracefuse.findings.finding import Detector
-from tracefuse.lint import again, dtypes, layouts, loops, models, products
+from tracefuse.lint import again, dtypes, layouts, loops, losses, models, products
 
-LINTS: tuple[Detector, ...] = (
-    again.computed_again,
-    again.constants_of_each_step,
-    again.needless_checkpoints,
-    again.second_backwards,
-    dtypes.casts_back_and_forth,
-    dtypes.casts_done_again,
-    dtypes.logits_in_float32,
-    dtypes.float64_leaks,
-    layouts.needless_copies,
-    layouts.einsum_copies,
-    layouts.repeats,
-    layouts.convolutions_of_nchw,
-    loops.loops_over_samples,
-    loops.growing_concatenations,
-    loops.writes_into_views,
-    models.batch_norms_of_few,
-    models.biases_before_batch_norm,
-    models.losses_by_hand,
-    models.searches_for_unused,
-    products.chains_in_the_wrong_order,
-    products.matmuls_of_one_input,
-    products.stacks_of_small_matmuls,
-    products.products_with_one_hot,
-    products.inverses,
-)
-"""The detectors of this package."""
+LINTS: dict[Detector, tuple[str, ...]] = {
+    again.computed_again: ("computed-again",),
+    again.constants_of_each_step: ("constant-each-step",),
+    again.needless_checkpoints: ("checkpoint-not-needed",),
+    again.second_backwards: ("second-backward",),
+    dtypes.casts_back_and_forth: ("cast-round-trip", "norm-in-float32", "dropout-in-float32"),
+    dtypes.casts_done_again: ("cast-again",),
+    dtypes.logits_in_float32: ("logits-in-float32",),
+    dtypes.float64_leaks: ("float64-leak",),
+    layouts.needless_copies: ("needless-copy",),
+    layouts.einsum_copies: ("einsum-copies",),
+    layouts.repeats: ("repeat-not-expand",),
+    layouts.convolutions_of_nchw: ("not-channels-last",),
+    loops.loops_over_samples: ("per-sample-loop",),
+    losses.losses_of_steps: ("loss-in-loop",),
+    loops.growing_concatenations: ("cat-in-loop",),
+    loops.writes_into_views: ("write-into-view",),
+    models.batch_norms_of_few: ("batch-norm-few-samples",),
+    models.biases_before_batch_norm: ("bias-before-batch-norm",),
+    models.losses_by_hand: ("log-of-softmax",),
+    models.searches_for_unused: ("find-unused-parameters",),
+    products.chains_in_the_wrong_order: ("matmul-chain-order",),
+    products.matmuls_of_one_input: ("heads-apart",),
+    products.stacks_of_small_matmuls: ("stack-of-matmuls",),
+    products.products_with_one_hot: ("one-hot-matmul",),
+    products.inverses: ("inverse-then-matmul",),
+}
+"""The detectors of this package, and the ids of what each may find."""

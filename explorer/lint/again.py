@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import fx
 
 from tracefuse.device.target import memory_bytes
-from tracefuse.findings.finding import HOST_US, Case, Finding
-from tracefuse.lint.facts import behind, line_saying, module_and_function, numbering
+from tracefuse.findings.finding import Case, Finding
+from tracefuse.lint.facts import behind, line_saying, module_and_function, numbering, ran_in_place, users_of
+from tracefuse.measure.launches import HOST_US
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.ops import does_work, grouped, is_returned, is_view, producer
@@ -29,7 +30,7 @@ _CHECKPOINT = re.compile(r"\b(checkpoint|checkpoint_sequential|gradient_checkpoi
 def computed_again(case: Case) -> Iterator[Finding]:
     """Values that the forward computes several times from the same operands, as each layer its mask or its rotary tables."""
     numbers = numbering(case, by_gradient=True)
-    ops = [n for n in case.own_ops if not is_allocation(n) and work(n) not in _OTHERS]
+    ops = [n for n in case.own_ops if not is_allocation(n) and work(n) not in _OTHERS and not _is_written(n)]
     alike = {number: group for number, group in grouped(ops, lambda n: numbers.of[n]).items() if len(group) > 1}
     again = [n for group in alike.values() for n in group[1:]]
     places = grouped(again, module_and_function)
@@ -40,11 +41,11 @@ def computed_again(case: Case) -> Iterator[Finding]:
         if severity is None and len(constant) >= FEWEST:
             severity = "low" if case.severity(launches) is not None or len(constant) >= 2 * FEWEST else None
         last = max(group, key=lambda n: (case.us([n]), nbytes(n)))
-        times = max(len(alike[numbers.of[n]]) for n in group)
+        times, values = max(len(alike[numbers.of[n]]) for n in group), len({numbers.of[n] for n in group})
         yield from case.finding(
             "computed-again",
             severity,
-            f"{counted(len({numbers.of[n] for n in group}), 'value')} of `{where[1]}` are computed {times} times from the "
+            f"{counted(values, 'value')} of `{where[1]}` {'is' if values == 1 else 'are'} computed {times} times from the "
             "same operands",
             (
                 ("ops too many", str(len(group))),
@@ -66,7 +67,12 @@ def constants_of_each_step(case: Case) -> Iterator[Finding]:
     seen: set[int] = set()
     ops = []
     for node in case.own_ops:
-        if node in numbers.constants and not is_allocation(node) and numbers.of[node] not in seen:
+        if (
+            node in numbers.constants
+            and not is_allocation(node)
+            and numbers.of[node] not in seen
+            and not _is_written(node)
+        ):
             ops.append(node)
         seen.add(numbers.of[node])
     for where, group in grouped(ops, module_and_function).items():
@@ -83,6 +89,11 @@ def constants_of_each_step(case: Case) -> Iterator[Finding]:
             us,
             {"fuse": True},
         )
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether an op writes into the value, as `one_hot` does into its zeros: the next step needs it as it was."""
+    return any(ran_in_place(user) and user.args[0] is node for user in users_of(node))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -178,11 +178,27 @@ def logits_in_float32(case: Case) -> Iterator[Finding]:
             ),
             group,
             at,
-            "`F.cross_entropy` of half precision sums in float32 inside: leave `.float()` out; or take the loss of a chunk of "
-            "rows at a time, so that the logits are never whole in memory",
+            _OF_LOGITS[any(map(_is_under_autocast, group))],
             us,
             {"decompose": True, "fuse": True},
         )
+
+
+_OF_LOGITS = {
+    False: "`F.cross_entropy` of half precision sums in float32 inside: leave `.float()` out; or take the loss of a chunk of "
+    "rows at a time, so that the logits are never whole in memory",
+    True: "autocast casts to float32 whatever a loss is given: take the loss of a chunk of rows at a time, so that the logits "
+    "are never whole in memory; or take it of half precision, which sums in float32 inside, without `.float()` and under "
+    "`with torch.autocast(device_type, enabled=False):`",
+}
+"""The remedy, outside of autocast and under it."""
+
+
+def _is_under_autocast(cast: fx.Node) -> bool:
+    """Whether the matmul behind the logits reads what autocast cast for it, or the cast itself is autocast's."""
+    product = behind_views(cast.args[0])  # type: ignore[arg-type]
+    read = [behind_views(one) for one in product.all_input_nodes]
+    return any(work(one) == "cast" and not is_explicit_cast(one) for one in [cast, *read])
 
 
 def _is_of_logits(cast: fx.Node) -> bool:

@@ -102,7 +102,8 @@ def _is_broadcast(tensor: torch.Tensor) -> bool:
 
 def einsum_copies(case: Case) -> Iterator[Finding]:
     """`einsum` whose operands do not lie in the order that a matmul reads: torch permutes and copies them first."""
-    ops = [n for n in case.own_ops if _is_einsum(n) and packet_name(n) == "clone"]
+    # A `clone()` in the line is the user's, and asks for no layout.
+    ops = [n for n in case.own_ops if _is_einsum(n) and packet_name(n) == "clone" and n.kwargs.get("memory_format")]
     for at, group in grouped(ops, line_of).items():
         late = [n for n in with_backward(case, group) if n not in group]
         copies = [*group, *(n for n in late if packet_name(n) in ("clone", "copy"))]
@@ -184,7 +185,8 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
     yield from case.finding(
         "not-channels-last",
         case.severity(us, case.step_us + us),
-        f"{counted(len(ops), 'convolution')} of {len(every)} read tensors that do not lie in channels_last",
+        f"{len(ops)} of {counted(len(every), 'convolution')} {'reads' if len(ops) == 1 else 'read'} tensors that do not lie "
+        "in channels_last",
         (
             ("transposed by cuDNN", f"{human_bytes(moved)} a step"),
             ("the largest", f"{list(val(max(ops, key=nbytes)).shape)}"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+import torch
 from torch import fx
 
-from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
+from tracefuse.findings.finding import Case, Finding
 from tracefuse.lint.facts import longest_chain, module_and_function, parts_of, users_of, with_backward
+from tracefuse.measure.launches import HOST_US, MEASURED
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
 from tracefuse.optimizers.ops import does_work, grouped, is_getitem, reached
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
@@ -17,10 +19,17 @@ from tracefuse.text import counted, time_text
 
 FEWEST = 8
 """Rounds from which on a loop over samples is worth a word."""
+_AT_ONCE = "compute it of the whole batch at once; a function of one sample becomes one of a batch by `torch.vmap`"
+_SELECTING = (
+    "compute it of the whole batch at once, with `masked_fill` or `torch.where` in place of a selection by a boolean mask: "
+    '`x.masked_fill(~mask, float("-inf")).amax(1)` instead of `x[i][mask[i]].max()` in a loop'
+)
+_CELLS = {"RNNCell", "LSTMCell", "GRUCell"}
+"""Modules that compute one step of a sequence, of which `torch.vmap` makes no sequence."""
 GROWING = 4
 """Concatenations, each of the one before."""
 MOST_SHARED = 8
-"""How many times the ops of the trace rounds may reach in all: rounds that need each other reach the same again and again."""
+"""How many times the ops of the trace rounds may reach in all: those that need each other reach the same again and again."""
 
 
 def loops_over_samples(case: Case) -> Iterator[Finding]:
@@ -40,7 +49,7 @@ def loops_over_samples(case: Case) -> Iterator[Finding]:
             ),
             ops,
             at,
-            "compute it of the whole batch at once; a function of one sample becomes one of a batch by `torch.vmap`",
+            _SELECTING if any(map(_selects, ops)) else _AT_ONCE,
             f"at most {time_text(waited)} a step, if the GPU waits for the host (modelled)",
             kind="modelled",
         )
@@ -49,24 +58,47 @@ def loops_over_samples(case: Case) -> Iterator[Finding]:
 def _rounds(case: Case) -> dict[str, tuple[fx.Node, list[fx.Node], int]]:
     """By line: what is taken apart along its first dimension, the ops of the rounds, and how many rounds there are."""
     found: dict[str, tuple[fx.Node, list[fx.Node], int]] = {}
+    own = set(case.own_ops)
     parts = [n for n in case.trace.ops if case.half[n] == "forward" and not origin(n).autograd and _is_part(n)]
     for base, group in grouped(parts, _whole).items():
         pieces = {str(n.args[1:]): n for n in group}
         if len(pieces) < FEWEST:
             continue
-        of = _each_reached(pieces.values(), MOST_SHARED * len(case.trace.ops))
-        if of is None:
+        of = _rounds_of(pieces.values())
+        if sum(map(int.bit_count, of.values())) > MOST_SHARED * len(case.trace.ops):
             continue
-        lines = [{line_of(n) for n in one} for one in of]
-        shared = set.intersection(*lines) if all(lines) else set()
+        lines: dict[str, int] = {}
+        for node, rounds in of.items():
+            lines[line_of(node)] = lines.get(line_of(node), 0) | rounds
+        shared = {line for line, rounds in lines.items() if rounds.bit_count() == len(pieces)}
         # What depends on several rounds is no round's.
-        rounds = Counter(n for one in of for n in one)
-        inside = [n for n, count in rounds.items() if count == 1 and line_of(n) in shared]
+        inside = [n for n, rounds in of.items() if rounds.bit_count() == 1 and line_of(n) in shared and n in own]
+        inside = [n for n in inside if origin(n).module_type not in _CELLS]
         if not inside or longest_chain(case.trace, inside) >= len(pieces):
             continue
-        at = max(shared, key=lambda line: len([n for n in inside if line_of(n) == line]))
-        found.setdefault(at, (base, inside, len(pieces)))
-    return found
+        count = Counter(map(line_of, inside))
+        found.setdefault(max(count, key=count.__getitem__), (base, inside, len(pieces)))
+    return _without_repeats(found)
+
+
+def _without_repeats(
+    found: dict[str, tuple[fx.Node, list[fx.Node], int]],
+) -> dict[str, tuple[fx.Node, list[fx.Node], int]]:
+    """The loops without those that another one of more ops says already: a loop may take several tensors apart."""
+    kept: dict[str, tuple[fx.Node, list[fx.Node], int]] = {}
+    for at, one in sorted(found.items(), key=lambda pair: -len(pair[1][1])):
+        lines = set(map(line_of, one[1]))
+        if not any(lines & set(map(line_of, other)) for _, other, _ in kept.values()):
+            kept[at] = one
+    return {at: one for at, one in found.items() if at in kept}
+
+
+def _selects(node: fx.Node) -> bool:
+    """Whether an op picks by a boolean mask, so that its result has another shape for each sample."""
+    masks = (
+        node.args[1] if packet_name(node) == "index" else [node.args[1]] if packet_name(node) == "masked_select" else []
+    )
+    return any(isinstance(mask, fx.Node) and val(mask).dtype == torch.bool for mask in masks)  # type: ignore[union-attr]
 
 
 def _is_part(node: fx.Node) -> bool:
@@ -86,21 +118,13 @@ def _whole(node: fx.Node) -> fx.Node:
     return source.args[0] if is_getitem(node) else source  # type: ignore[union-attr,return-value]
 
 
-def _each_reached(nodes: Iterable[fx.Node], most: int) -> list[set[fx.Node]] | None:
-    """What the forward computes of each of the values; None for more than `most` in all, as where rounds need each other."""
-    found: list[set[fx.Node]] = []
-    for node in nodes:
-        found.append(set(_reached(node)))
-        most -= len(found[-1])
-        if most < 0:
-            return None
-    return found
-
-
-def _reached(node: fx.Node) -> Iterator[fx.Node]:
-    """What the forward computes of a value."""
-    found = reached([node], lambda one: (user for user in users_of(one) if not origin(user).autograd))
-    return (one for one in found if one is not node and does_work(one))
+def _rounds_of(pieces: Collection[fx.Node]) -> dict[fx.Node, int]:
+    """What the forward computes of the pieces, in the order of the trace; of each op a bit for every piece that it needs."""
+    needs = {node: 1 << at for at, node in enumerate(pieces)}
+    for node in sorted(reached(pieces, lambda one: (user for user in users_of(one) if not origin(user).autograd))):
+        for operand in node.all_input_nodes:
+            needs[node] = needs.get(node, 0) | needs.get(operand, 0)
+    return {node: rounds for node, rounds in needs.items() if does_work(node)}
 
 
 # --- concatenations ---------------------------------------------------------------------------------------------------

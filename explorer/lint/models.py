@@ -90,33 +90,51 @@ def _goes_into_batch_norm(node: fx.Node) -> bool:
 
 def losses_by_hand(case: Case) -> Iterator[Finding]:
     """A logarithm of a softmax or a sigmoid, which one op computes in fewer passes and without overflow."""
-    pairs = [(n, name) for n in case.own_ops if (name := _loss(n))]
-    for (at, name), group in grouped(pairs, lambda pair: (line_of(pair[0]), pair[1])).items():
+    pairs = [(n, said) for n in case.own_ops if (said := _loss(n))]
+    for (at, (name, why, remedy)), group in grouped(pairs, lambda pair: (line_of(pair[0]), pair[1])).items():
         ops = [n for n, _ in group]
         inner = [producer(behind_views(n.args[0])) for n in ops]  # type: ignore[arg-type]
         us = case.us(with_backward(case, [*ops, *inner])) / 2
         yield from case.finding(
             "log-of-softmax",
             case.severity(us),
-            f"the logarithm of a {name} is computed in two ops, and is minus infinity where the {name} rounds to 0",
+            f"the logarithm of a {name} is computed in two ops, {why}",
             (("moved", human_bytes(sum(map(bytes_moved, [*ops, *inner])))),),
             [*inner, *ops],
             at,
-            "`F.cross_entropy(logits, targets)`, or `F.log_softmax`"
-            if name == "softmax"
-            else "`F.binary_cross_entropy_with_logits(logits, targets)`, or `F.logsigmoid`",
+            remedy,
             us,
             {"fuse": True},
         )
 
 
-def _loss(node: fx.Node) -> str:
+def _loss(node: fx.Node) -> tuple[str, str, str] | None:
+    """Of which function `node` computes the logarithm, what that loses, as the end of a sentence, and the remedy."""
     if packet_name(node) not in ("log", "binary_cross_entropy"):
-        return ""
+        return None
     source = behind_views(node.args[0])  # type: ignore[arg-type]
+    bounds = []
     while packet_name(source) in ("add", "clamp", "clamp_min") and not is_getitem(source):
+        bounds.append(packet_name(source))
         source = behind_views(source.args[0])  # type: ignore[arg-type]
-    return {"_softmax": "softmax", "sigmoid": "sigmoid"}.get(packet_name(source), "")
+    name = {"_softmax": "softmax", "sigmoid": "sigmoid"}.get(packet_name(source))
+    if name is None:
+        return None
+    remedy = _REMEDY_OF_LOSSES[name]
+    if name == "softmax" and val(source).dim() > 2 and source.args[1] in (-1, val(source).dim() - 1):
+        remedy = remedy.replace("(logits, targets)", "(logits.flatten(0, -2), targets.flatten())")
+    if bounds:
+        change = "an added number changes" if "add" in bounds else "a clamp cuts off, its gradient with it"
+        return name, f"and {change} what one op computes exactly", remedy
+    if packet_name(node) == "log":
+        return name, f"and is minus infinity where the {name} rounds to 0", remedy
+    return name, f"and gives no gradient where the {name} rounds to 0 or 1", remedy
+
+
+_REMEDY_OF_LOSSES = {
+    "softmax": "`F.cross_entropy(logits, targets)`, or `F.log_softmax`",
+    "sigmoid": "`F.binary_cross_entropy_with_logits(logits, targets)`, or `F.logsigmoid`",
+}
 
 
 # --- distributed ------------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from tracefuse.findings.finding import HOST_US, MEASURED, Case, Finding
-from tracefuse.lint.facts import behind, longest_chain, with_backward
+from tracefuse.findings.finding import Case, Finding
+from tracefuse.lint.facts import behind, longest_chain, ran_in_place, with_backward
+from tracefuse.measure.launches import HOST_US, MEASURED
 from tracefuse.optimizers.costs.alignment import MATMULS, dims_of, factors
 from tracefuse.optimizers.costs.cost import bytes_moved, flops, packet_name
 from tracefuse.optimizers.ops import behind_views, grouped, is_getitem, is_view, producer, readers
@@ -104,7 +105,7 @@ def matmuls_of_one_input(case: Case) -> Iterator[Finding]:
     """Heads, experts or branches that multiply one input by matrices of their own, each in a matmul of its own."""
     for at, ops in _lines_of_matmuls(case).items():
         left = grouped(ops, lambda n: _place(factors(n)[0]))
-        groups = [group for group in left.values() if len({_place(factors(n)[1]) for n in group}) >= FEWEST]
+        groups = [group for group in left.values() if len({_memory(factors(n)[1]) for n in group}) >= FEWEST]
         many = [n for group in groups for n in group]
         if not many:
             continue
@@ -143,8 +144,12 @@ def _saved_us(case: Case, groups: Sequence[Sequence[fx.Node]]) -> float:
 def stacks_of_small_matmuls(case: Case) -> Iterator[Finding]:
     """Small matmuls of one shape that need nothing of each other, one after the other."""
     for at, ops in _lines_of_matmuls(case).items():
-        distinct = [{_place(factors(n)[at]) for n in ops} for at in (0, 1)]
+        distinct = [{_memory(factors(n)[at]) for n in ops} for at in (0, 1)]
         small = case.us(ops) / len(ops) <= SMALL_US
+        if not any(
+            node.op == "placeholder" for one in distinct for node, _ in one
+        ):  # products of heads, of no matrices held
+            continue
         if min(map(len, distinct)) < FEWEST or not small or len(ops) < FEWEST * longest_chain(case.trace, ops):
             continue
         every = [n for n in with_backward(case, ops) if work(n) == "matmul"]
@@ -168,8 +173,17 @@ def stacks_of_small_matmuls(case: Case) -> Iterator[Finding]:
 
 
 def _place(factor: fx.Node) -> tuple[fx.Node, int]:
-    """Whose memory a factor shows, and from where on."""
+    """The value that a factor shows, and from where on."""
     return behind_views(factor), val(factor).storage_offset()
+
+
+def _memory(factor: fx.Node) -> tuple[fx.Node, int]:
+    """The same with one value for all that a memory comes to hold: an optimizer that runs a closure again and again changes
+    its parameters between, and they are no stack."""
+    node = behind_views(factor)
+    while ran_in_place(node) and isinstance(node.args[0], fx.Node):
+        node = behind_views(node.args[0])
+    return node, val(factor).storage_offset()
 
 
 def _lines_of_matmuls(case: Case) -> dict[str, list[fx.Node]]:

@@ -13,11 +13,10 @@ from torch import fx
 from tracefuse.device.target import chosen, promised_here
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, roofline_seconds
-from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Trace, is_on_gpu
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def roofline_of(trace: Trace) -> Peaks:
     """The datasheet's peaks of the chosen `tracefuse.target`. Without one the measured peaks of the GPU that it runs on,
     where they are known, else its datasheet's; those of an H100, as an example, for a trace on a CPU and without a GPU."""
     tf32 = torch.backends.cuda.matmul.allow_tf32
-    if chosen() is not None or not _is_on_gpu(trace):
+    if chosen() is not None or not is_on_gpu(trace):
         return promised_here(None, tf32)
     found = known_peaks("cuda")
     if found is not None:
@@ -111,7 +110,7 @@ def roofline_of(trace: Trace) -> Peaks:
 
 def _rooflines(trace: Trace, peaks: Peaks) -> OpTimes:
     us = {node.name: us for node in trace.ops if (us := modelled_us(node, peaks)) > 0}
-    elsewhere = "" if _is_on_gpu(trace) else ", not of the CPU that it ran on"
+    elsewhere = "" if is_on_gpu(trace) else ", not of the CPU that it ran on"
     return OpTimes(us, f"modelled: roofline of the {peaks.source}{elsewhere}")
 
 
@@ -129,7 +128,3 @@ def call_nbytes(node: fx.Node) -> int:
         return kernel.nbytes_written * (len(node.args) + 1)
     is_one_size = isinstance(kernel, Kernel) and not isinstance(kernel, ListKernel)
     return kernel.nbytes if is_one_size else bytes_moved(node)
-
-
-def _is_on_gpu(trace: Trace) -> bool:
-    return any(device.type == "cuda" for node in trace.graph.nodes for device in devices(node))

@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from tracefuse.errors import MeasureError
-from tracefuse.measure.op_times import OpTimes, modelled
+from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
+from tracefuse.measure.unbeaten import unbeaten
+from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import TARGETS
+from tracefuse.optimizers.facts import once_per_trace
+from tracefuse.optimizers.ops import exchanges
 from tracefuse.optimizers.overlap import model
 from tracefuse.optimizers.overlap.links import HERE, Mesh
 from tracefuse.optimizers.overlap.model import Modelled
 from tracefuse.optimizers.overlap.options import Options
-from tracefuse.optimizers.overlap.schedule import Schedule, schedule_of
+from tracefuse.optimizers.overlap.schedule import Schedule, is_collective, is_of_ranks, schedule_of
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.text import aligned, share_text, time_text
 
@@ -37,22 +39,15 @@ class Overlap:
         return min(self.steps, key=lambda one: (round(one.step_us, 3), one.held_nbytes))
 
     @property
-    def frontier(self) -> tuple[Modelled, ...]:
+    def unbeaten(self) -> tuple[Modelled, ...]:
         """The choices that no other one beats in both time and bytes held, from the shortest step on."""
-        found: list[Modelled] = []
-        for one in sorted(self.steps, key=lambda step: (step.step_us, step.held_nbytes)):
-            if not found or one.held_nbytes < found[-1].held_nbytes:
-                found.append(one)
-        return tuple(found)
+        return unbeaten(self.steps, lambda step: (step.step_us, step.held_nbytes))
 
     def __str__(self) -> str:
-        links = {self.machine.near.name: self.machine.near, self.machine.far.name: self.machine.far}
-        by = "; ".join(f"{one.name}: {one.bytes_per_s / 1e9:.4g} GB/s, {one.source}" for one in links.values())
         recorded, best = self.steps[0], self.best
         parts = [
             f"a step of one rank on {self.machine.text}: modelled for it, not measured\n"
-            f"ops: {self.schedule.how}\nlinks: {by}\n"
-            "no rank is late, the host is ahead, and computing is as fast beside a transfer as alone",
+            f"ops: {self.schedule.how}\n{link_text(self.machine)}",
             aligned(self._rows()),
             "bounds: " + "; ".join(_bounds(recorded)),
         ]
@@ -69,16 +64,23 @@ class Overlap:
     __repr__ = __str__
 
     def _rows(self) -> list[tuple[str, ...]]:
-        on_frontier = {id(one) for one in self.frontier}
+        best = {id(one) for one in self.unbeaten}
         rows = [("choice", "step", "exposed", "transfer", "calls", "held at most", "")]
         for one in self.steps:
             exposed = f"{time_text(one.exposed_us)} ({share_text(one.exposed_us, one.step_us)})"
             held, calls = human_bytes(one.held_nbytes), str(len(one.collectives))
-            mark = "no other is both faster and smaller" if id(one) in on_frontier else ""
+            mark = "no other is both faster and smaller" if id(one) in best else ""
             rows.append(
                 (str(one.options), time_text(one.step_us), exposed, time_text(one.transfer_us), calls, held, mark)
             )
         return rows
+
+
+def link_text(machine: Mesh) -> str:
+    """The links of a machine, and what its model takes for granted."""
+    links = {machine.near.name: machine.near, machine.far.name: machine.far}
+    by = "; ".join(f"{one.name}: {one.bytes_per_s / 1e9:.4g} GB/s, {one.source}" for one in links.values())
+    return f"links: {by}\nno rank is late, the host is ahead, and computing is as fast beside a transfer as alone"
 
 
 def _bounds(one: Modelled) -> tuple[str, str]:
@@ -88,20 +90,66 @@ def _bounds(one: Modelled) -> tuple[str, str]:
     )
 
 
-def overlapped(trace: Trace, times: OpTimes, machine: Mesh, choices: Sequence[Options] = ()) -> Overlap:
+def overlapped(
+    trace: Trace, times: OpTimes, machine: Mesh, choices: Sequence[Options] = (), tf32: bool = False
+) -> Overlap:
     """`trace`, a whole step, on `machine`: as recorded, and with each of the choices; those of `tried` where there are none.
-    `times` are those of its ops on the GPU that the machine calls "here". Raises `MeasureError` for a step without
-    collectives."""
+    `times` are those of its ops on the GPU that the machine calls "here"; with `tf32` the program lets tensor cores multiply
+    float32. Raises `MeasureError` for a step without collectives that can be modelled."""
+    check_exchanges(trace)
     if machine.gpu != HERE:
-        times = modelled(trace, TARGETS[machine.gpu].peaks(torch.backends.cuda.matmul.allow_tf32))
+        times = modelled(trace, peaks_on(machine, trace, tf32))
     schedule = schedule_of(trace, times.us, times.provenance)
-    if not schedule.collectives:
-        raise MeasureError(
-            "this step exchanges nothing with other ranks: record it under `torchrun`, with DDP, `fully_shard` or a tensor "
-            "parallel model"
-        )
     options = (Options(), *(one for one in choices or tried(schedule) if not one.is_as_recorded))
     return Overlap(machine, schedule, tuple(model.modelled(schedule, machine, one) for one in options))
+
+
+def check_exchanges(trace: Trace) -> None:
+    """Raise `MeasureError` for a step without collectives, and for a graph that starts them itself, which is not modelled."""
+    if has_recorded_exchanges(trace):
+        return
+    if has_exchanges(trace):
+        raise MeasureError(
+            "a graph of torch.compile starts the collectives of this step itself, and such a graph is not modelled: capture "
+            "the step without torch.compile (`tracefuse.capture_step`) on a rank, and model that"
+        )
+    raise MeasureError(
+        "this step exchanges nothing with other ranks: record it under `torchrun`, with DDP, `fully_shard` or a tensor "
+        "parallel model"
+    )
+
+
+@once_per_trace
+def has_exchanges(trace: Trace) -> bool:
+    """Whether a program exchanges tensors with other ranks, as it was recorded or as a graph starts collectives itself."""
+    return any(map(exchanges, trace.ops))
+
+
+@once_per_trace
+def has_recorded_exchanges(trace: Trace) -> bool:
+    """Whether a step was recorded with collectives, which can be modelled on another machine."""
+    return any(map(is_collective, trace.ops))
+
+
+def peaks_on(machine: Mesh, trace: Trace, tf32: bool) -> Peaks:
+    """The peaks of the GPU of a machine; of the one that is "here" those of `roofline_of`."""
+    return roofline_of(trace) if machine.gpu == HERE else TARGETS[machine.gpu].peaks(tf32)
+
+
+def on_mesh(trace: Trace, machine: Mesh, tf32: bool) -> OpTimes:
+    """The times of a whole step's ops on a machine, by a roofline; a collective's is for how long computing waits for it, so
+    that their sum is the modelled step. With `tf32` the program lets tensor cores multiply float32."""
+    return _on_mesh(machine, peaks_on(machine, trace, tf32), trace)
+
+
+@once_per_trace
+def _on_mesh(machine: Mesh, peaks: Peaks, trace: Trace) -> OpTimes:
+    ops = modelled(trace, peaks)
+    found = model.modelled(schedule_of(trace, ops.us, ops.provenance), machine)
+    us = {node.name: ops.us[node.name] for node in trace.ops if node.name in ops.us and not is_of_ranks(node)}
+    us |= {one.collective.name: one.exposed_us for one in found.collectives if one.exposed_us > 0}
+    roofline = ops.provenance.removeprefix("modelled: ")
+    return OpTimes(us, f"modelled: {roofline}; collectives: what is exposed on {machine.text}")
 
 
 def tried(schedule: Schedule) -> tuple[Options, ...]:

@@ -154,11 +154,18 @@ def class_of(node: fx.Node) -> str:
 
 Fit = Callable[[float], float]
 MIN_POINTS = 3
-"""Fewer ops of one class say nothing of it by themselves."""
+"""Of fewer ops of one class no line can be fitted."""
+FLOOR_US = 2.0
+"""About what the shortest kernel of a GPU takes, seen on an H100 and an H200."""
+LONG_US = 4 * FLOOR_US
+"""What takes longer is bound by its bytes or flops."""
 
 
 def calibration(anchors: Iterable[Anchor], peaks: Peaks) -> dict[str, Fit]:
-    """By class what an op takes for the time that a roofline gives it, and by `ALL` for any."""
+    """By class what an op takes for the time that a roofline gives it, and by `ALL` for any.
+
+    A step of two long kernels tells how near to the roofline kernels come, though no line can be fitted to them.
+    """
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for one in anchors:
         nodes = {node.name: node for node in one.trace.ops}
@@ -168,7 +175,17 @@ def calibration(anchors: Iterable[Anchor], peaks: Peaks) -> dict[str, Fit]:
             points[ALL].append(point)
     # Kernels that nobody has measured move bytes as pointwise ops and reductions do.
     points.setdefault("kernel", points.get("pointwise", []) + points.get("reduction", []))
-    return {name: fitted(found) for name, found in points.items() if len(found) >= MIN_POINTS or name == ALL}
+    fits = {name: fitted(found) for name, found in points.items() if len(found) >= MIN_POINTS or name == ALL}
+    for name in points.keys() - fits.keys():
+        long = [(modelled, us) for modelled, us in points[name] if us > LONG_US]
+        if sum(modelled for modelled, _ in long):
+            fits[name] = _in_proportion(long)
+    return fits
+
+
+def _in_proportion(points: Sequence[tuple[float, float]]) -> Fit:
+    share = sum(us for _, us in points) / sum(modelled for modelled, _ in points)
+    return lambda modelled: max(FLOOR_US, share * modelled)
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> Fit:

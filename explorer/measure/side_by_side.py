@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 FULL = "with all"
 SAME = Estimate(0.0, 0.0, 0.0, 1.0, 0)
 """Of a pass without which the program is the same text: nothing to time."""
+CPU_NOTE = (
+    "On a CPU no Triton kernel runs, only the ATen operators that it stands for, and values that the backward computes again "
+    "cost time: these times say nothing about what the passes gain on a GPU."
+)
 
 
 @dataclass(frozen=True)
@@ -140,9 +144,10 @@ def timed(
     budget_s: float,
     is_cancelled: IsCancelled | None,
 ) -> Timing:
-    """`measure` of `programs`; the generators that the variant draws from are left as they are."""
+    """`measure` of `programs`; the generators that the variant draws from are left as they are. A note says so where its
+    kernels did not run."""
     with undisturbed(variant.program.example_inputs):
-        return measure(
+        timing = measure(
             programs,
             device=variant.program.device,
             reference=reference,
@@ -150,6 +155,7 @@ def timed(
             progress=progress,
             is_cancelled=is_cancelled,
         )
+    return replace(timing, notes=(*timing.notes, CPU_NOTE)) if variant.kernels and not variant.runs_triton else timing
 
 
 def _without(variant: Switched, name: str) -> Switched:
@@ -160,7 +166,9 @@ def _build(variants: list[Switched], progress: Progress | None, is_cancelled: Is
     """Compile what the programs need, before any is timed."""
     report = compiling(progress, is_cancelled)
     for one in variants:
-        one.compile(progress=report)
+        for part in (one, one.update):
+            if part is not None:
+                part.halves(progress=report)
 
 
 def same_program(one: Switched, other: Switched) -> bool:

@@ -29,9 +29,6 @@ VISIBLE = 0.05
 """A difference that should be seen: where the interval of a ratio is wider, the verdict says so."""
 UNSEEN = "no difference seen"
 RATIO_TITLE = "ratio [99 % interval], below 1 is faster"
-CPU_NOTE = (
-    "On a CPU the Triton kernels do not run, their ATen references do: these times say nothing about what fusion gains."
-)
 
 
 @dataclass(frozen=True)
@@ -203,11 +200,6 @@ class Timing:
             for phase in p.times_ms
             if phase in self.baseline.times_ms
         )
-
-    @property
-    def note(self) -> str | None:
-        """What to know before reading times of Triton kernels: on a CPU they are those of the kernels' reference."""
-        return CPU_NOTE if self.device.startswith("measured on CPU") else None
 
     def to_json(self) -> dict[str, Any]:
         """The same as dictionaries, lists, strings and numbers; NaN and infinity, which JSON lacks, become strings."""

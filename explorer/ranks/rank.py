@@ -16,11 +16,11 @@ from tracefuse.profiling.attribution import Costs
 from tracefuse.profiling.run import Run
 from tracefuse.ranks.exchanges import Exchanges
 from tracefuse.ranks.memories import Peak
+from tracefuse.ranks.started import ENGINE, HOOK, Fsdp, before
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.host_calls import by_thread
 from tracefuse.timeline.spans import NONE, Interval, Piece, Spans
 
-_ENGINE = "autograd::engine"
 _COLLECTIVE = re.compile(r"nccl|^gloo:|^c10d::|^_c10d_functional::|record_param_comms", re.I)
 # By torch's ExperimentalConfig(record_python_gc_info=True), and by ranges of the user's.
 _GARBAGE = re.compile(
@@ -269,18 +269,37 @@ class Rank:
         return self.whose(np.array([at]))[0][2] if at != NONE else ""
 
     def module_of(self, row: int) -> str:
-        """The module whose forward or backward started a collective."""
+        """The module whose forward or backward started a collective, or that it is for."""
         return self._modules[row]
 
     @cached_property
     def _modules(self) -> list[str]:
         is_known = self._rows != NONE
         found = iter(self.whose(self._rows[is_known]))
-        return [next(found)[1] if known else "" for known in is_known.tolist()]
+        modules = [next(found)[1] if known else "" for known in is_known.tolist()]
+        calls = self._calls.tolist()
+        return [one or ("" if call == NONE else self._behind(call)) for one, call in zip(modules, calls, strict=True)]
+
+    def _behind(self, call: int) -> str:
+        """The module that a collective is for whose operator belongs to none."""
+        row = int(self.run.host.operators_of(np.array([call]))[0])
+        if row != NONE and HOOK in self.events.name_at(row):
+            return before(self.events, *self._in_engine, call)
+        return self._fsdp.module(call)
+
+    @cached_property
+    def _in_engine(self) -> tuple[np.ndarray, list[str]]:
+        """The outermost operators, and the module of each."""
+        rows = np.sort(np.concatenate([np.array(spans.rows, np.int64) for spans in self.operators]))
+        return rows, [module for _, module, _ in self.whose(rows)]
+
+    @cached_property
+    def _fsdp(self) -> Fsdp:
+        return Fsdp.of(self.events)
 
     def phase_of(self, row: int) -> str:
-        """ "backward" of a collective that autograd's engine started, "forward" of any other, an optimizer's too; "" where no
-        operator is known that did."""
+        """ "backward" of a collective that autograd's engine started, or FSDP2 behind it, "forward" of any other, an
+        optimizer's too; "" where no operator is known that did."""
         return self._phases[row]
 
     @cached_property
@@ -288,5 +307,7 @@ class Rank:
         is_known = self._calls != NONE
         outermost = np.full(len(self._calls), NONE, np.int64)
         outermost[is_known] = self.run.host.operators_of(self._calls[is_known])
-        names = ("" if row == NONE else self.events.name_at(row) for row in outermost.tolist())
-        return [name and ("backward" if name.startswith(_ENGINE) else "forward") for name in names]
+        names = ["" if row == NONE else self.events.name_at(row) for row in outermost.tolist()]
+        pairs = zip(names, self._calls.tolist(), strict=True)
+        is_backward = (name.startswith(ENGINE) or (name and self._fsdp.is_backward(call)) for name, call in pairs)
+        return [name and ("backward" if back else "forward") for name, back in zip(names, is_backward, strict=True)]

@@ -5,8 +5,11 @@ Nor of those that own a loop, whose lines are the same in every program: acceler
 
 from __future__ import annotations
 
+import ast
+import dis
 import functools
 import importlib.util
+import itertools
 import linecache
 import os
 import re
@@ -42,6 +45,9 @@ _OURS = tuple(
     os.path.join(_EXPLORER, name) + end for name in (*_RECORDER, "dynamo", "backend") for end in (os.sep, ".py")
 )
 
+_SUBSCRIPTS = ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR")
+_SUBSCRIPT_SINCE_3_14 = 26  # as an argument of BINARY_OP, where earlier versions have none of that number
+
 _LOADER = torch.utils.data.dataloader.__file__
 
 # A frame in the stack that dynamo notes.
@@ -73,7 +79,7 @@ def _called(frame: FrameType) -> Line | None:
 def tell_user(message: str) -> None:
     """A `UserWarning` at the user's line that is running. A filter that makes errors of warnings silences it, since the error
     would end the program, which runs as well without tracefuse."""
-    frame = next((frame for frame in _frames() if not is_torchs_or_ours(frame.f_code.co_filename)), None)
+    frame = _users_frame()
     with suppress(Warning):
         if frame is None:
             warnings.warn(message, stacklevel=2)
@@ -132,6 +138,50 @@ def is_called_by(function: str, file: str) -> bool:
     return False
 
 
+def is_called_within(folder: str) -> bool:
+    """Whether code of torch's in this folder is running, for no line of the user's that it has called in turn."""
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if file.startswith(folder) or not is_torchs_or_ours(file):
+            return file.startswith(folder)
+    return False
+
+
+def is_subscript() -> bool:
+    """Whether the user's line that is running takes elements of something, or sets them: `x[rows]`."""
+    frame = _users_frame()
+    if frame is None:
+        return False
+    code, at = frame.f_code.co_code, frame.f_lasti
+    name = dis.opname[code[at]]
+    return name in _SUBSCRIPTS or (name == "BINARY_OP" and code[at + 1] == _SUBSCRIPT_SINCE_3_14)
+
+
+def running_call() -> ast.Call | None:
+    """The call that the user's line is waiting for, as its text says it; None where that is not at hand, or no call."""
+    frame = _users_frame()
+    if frame is None:
+        return None
+    at = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    return _call_at(frame.f_code.co_filename, *next(at))
+
+
+def _call_at(file: str, first: int | None, last: int | None, start: int | None, end: int | None) -> ast.Call | None:
+    """The call between two columns, which are counted in bytes, of two lines."""
+    if first is None or last is None or start is None or end is None:
+        return None
+    lines = [line.encode() for line in linecache.getlines(file)[first - 1 : last]]
+    if len(lines) <= last - first:
+        return None
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    try:
+        found = ast.parse(f"({b''.join(lines).decode()})", mode="eval").body
+    except (SyntaxError, ValueError):  # the file was changed since
+        return None
+    return found if isinstance(found, ast.Call) else None
+
+
 def is_in_loader() -> bool:
     """Whether torch's `DataLoader` is running, or what it has called, such as a dataset."""
     return any(frame.f_code.co_filename == _LOADER for frame in _frames())
@@ -144,6 +194,11 @@ def is_loading() -> bool:
         if file == _LOADER or not is_torchs_or_ours(file):
             return file == _LOADER
     return False
+
+
+def _users_frame() -> FrameType | None:
+    """The innermost frame of the user's."""
+    return next((frame for frame in _frames() if not is_torchs_or_ours(frame.f_code.co_filename)), None)
 
 
 def _frames() -> Iterator[FrameType]:

@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracefuse.distributed.sharded import local_of
-from tracefuse.recording.calls import is_in_engine
+from tracefuse.recording.calls import Value, is_in_engine
 from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.namespace import named_arguments, owners_of_methods
 from tracefuse.recording.shield import Attached, Shield, shielded
@@ -121,6 +121,8 @@ class ModuleStack:
         self._names = names
         self._hooks = ExitStack()
         self.arguments: WeakMap[Argument] = WeakMap()
+        self.given: dict[Value, Argument] = {}
+        """The same by value, of those that were there when a backward started."""
         self._calls = 0
         self.compiled: dict[str, None] = {}
         """What ran of what `torch.compile` had compiled: classes of modules, and functions that call modules."""
@@ -184,6 +186,13 @@ class ModuleStack:
 
     def forget_arguments(self) -> None:
         self.arguments = WeakMap()
+        self.given = {}
+
+    def note_backward(self, value_of: Callable[[torch.Tensor], Value | None]) -> None:
+        """A backward starts, and the batches that modules were given are still there."""
+        for tensor, argument in self.arguments.items():
+            if (value := value_of(tensor)) is not None:
+                self.given.setdefault(value, argument)
 
     def _meet(self, module: nn.Module) -> None:
         """A module that is none of a known one's. One that runs in no other may be of one of which a method runs, as

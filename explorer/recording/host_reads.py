@@ -2,11 +2,14 @@
 
     operator                          read                       how it is said
     _local_scalar_dense               a number                   by the method: `.item()`, `bool(t)`, `float(t)`, …
+    the same in torch.distributions   a check                  `validate_args`
     equal, allclose                   a number                   `torch.equal(…)`
     nonzero, masked_select, unique …  a shape                    `nonzero`
     index, index_put with a mask      a shape                    `a boolean mask as an index`
     _to_copy, copy to the CPU         a copy                     `a copy to the CPU`
+    the same in one_hot               a shape                    `one_hot` without `num_classes`
     lift_fresh                        a constant               `torch.tensor(…)`
+    lift_fresh, read as an index      an index                 `a list or a NumPy array as an index`
     none: torch hides it from modes   print, list, copy          `print(t)`, `.tolist()`, `.cpu()`
 
 One operator stands for many methods, and printing runs with dispatch modes off. So while a mode that is a `Listener` is
@@ -19,6 +22,7 @@ Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15:
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import threading
@@ -32,11 +36,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.origins import Source
-from tracefuse.recording.frames import is_called_by
+from tracefuse.recording.frames import is_called_by, is_called_within, is_subscript, running_call
 from tracefuse.recording.shield import Attached, Shield
 
 aten = torch.ops.aten
-Kind = Literal["number", "shape", "copy", "print", "constant"]
+Kind = Literal["number", "check", "shape", "copy", "print", "constant", "index"]
 
 # Methods of a tensor by what a user calls them. Those of the second table run no operator that a mode would see on the CPU.
 _METHODS = {
@@ -66,7 +70,11 @@ _READERS = {
 }  # fmt: skip
 COPY = "a copy to the CPU"
 CONSTANT = "`torch.tensor(…)`"
-_OPTIMIZER = os.path.join(os.path.dirname(torch.__file__), "optim", "optimizer.py")
+INDEX = "a list or a NumPy array as an index"
+CHECK = "`validate_args` of `torch.distributions`"
+_TORCH = os.path.dirname(torch.__file__)
+_OPTIMIZER = os.path.join(_TORCH, "optim", "optimizer.py")
+_DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,14 @@ def read_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         device, size = args[0].device, args[0].element_size()
         # torch's optimizers count their steps on the CPU on purpose.
         is_counter = device.type == "cpu" and is_called_by("_get_value", _OPTIMIZER)
-        return None if is_counter else HostRead("number", Methods.word() or _METHODS["__index__"], device, size)
+        if is_counter:
+            return None
+        if is_called_within(_DISTRIBUTIONS):
+            return HostRead("check", CHECK, device, size)
+        if not Methods.word() and (call := running_call()) is not None and _called(call) == "one_hot":
+            # On a CPU it checks its classes; on a GPU it finds out how many they are, where it is not told.
+            return None if _has_classes(call) else HostRead("shape", "`one_hot` without `num_classes`", device)
+        return HostRead("number", Methods.word() or _METHODS["__index__"], device, size)
     if func in _NUMBERS:
         return HostRead("number", _NUMBERS[func], args[0].device, 1)
     name = func.overloadpacket.__name__
@@ -177,6 +192,32 @@ def read_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if name in _INDEXED and _is_masked(name, args):
         return HostRead("shape", "a boolean mask as an index", args[0].device)
     return _copy_to_the_cpu(func, args, kwargs)
+
+
+def made_by_python(made: torch.Tensor) -> HostRead | None:
+    """What Python made a tensor of: an index, or numbers. None for numbers that lie in memory of NumPy's, which nothing was
+    copied from, and for one that is written by an index, which is copied to no GPU."""
+    if is_subscript():
+        return HostRead("index", INDEX, made.device, _nbytes(made)) if made.dim() else None
+    return None if _is_wrapped(made) else HostRead("constant", CONSTANT, made.device, _nbytes(made))
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _has_classes(call: ast.Call) -> bool:
+    """Whether a call of `one_hot` gives a number of classes: -1, which it has by itself, is none."""
+    given = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "num_classes")]
+    return bool(given) and ast.unparse(given[0]) != "-1"
+
+
+def _is_wrapped(made: torch.Tensor) -> bool:
+    return not made.untyped_storage().resizable()
+
+
+def _nbytes(made: torch.Tensor) -> int:
+    return made.numel() * made.element_size()
 
 
 def _is_masked(name: str, args: tuple[Any, ...]) -> bool:

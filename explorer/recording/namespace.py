@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils._pytree import MappingKey, tree_flatten_with_path
 
+from tracefuse.recording.frames import is_torchs_or_ours
+from tracefuse.recording.memories import WeakMap
+
+V = TypeVar("V")
+"""What a recorder knows a tensor as."""
+
 _OWN_REFERENCES = 3
 """To a frame's dict of variables while only this module looks at it: the frame's, ours, and the argument that counts them."""
+
+_FEW = 100
+"""Entries of a container that is looked into, at most: longer ones are data."""
 
 
 def visible_from(frame: FrameType) -> dict[str, Any]:
@@ -86,3 +95,66 @@ def _cell_contents(name: str, cell: Any) -> dict[str, Any]:
         return {name: cell.cell_contents}
     except ValueError:  # not assigned yet
         return {}
+
+
+def contents_of(container: Any) -> list[tuple[Any, Any]]:
+    """What a dict holds by key, and a list or tuple by place; nothing of a long one. None of the user's code runs: a subclass
+    may do anything where it is asked for its length or its items."""
+    kind: Any = next(one for one in (dict, list, tuple) if issubclass(type(container), one))
+    if kind.__len__(container) > _FEW:
+        return []
+    return list(dict.items(container)) if kind is dict else list(enumerate(kind.__iter__(container)))
+
+
+class Bindings(Generic[V]):
+    """The variables of the running functions that held a program's tensors, where a block's own frame does not show them: a
+    loop in a method, a batch that a line has replaced. Tensors are known weakly, or as values, and no frame is kept."""
+
+    def __init__(self) -> None:
+        self._read: WeakMap[tuple[tuple[CodeType, str], ...]] = WeakMap()
+        self._running: set[CodeType] = set()
+        self.held: dict[V, str] = {}
+        """The first variable that held each value where a backward started."""
+
+    def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These tensors come from outside, and an operator is about to read them for the first time. Once a backward has
+        run nothing is noted: what is read then belongs to the update, or a variable holds it when the next backward starts."""
+        if self._running:
+            return
+        found: dict[int, list[tuple[CodeType, str]]] = {id(tensor): [] for tensor in tensors}
+        for frame in _user_frames() if found else ():
+            for name, thing in _variables(frame):
+                if id(thing) in found:
+                    found[id(thing)].append((frame.f_code, name))
+        for tensor in tensors:
+            self._read[tensor] = tuple(found[id(tensor)])
+
+    def note_backward(self, value_of: Callable[[torch.Tensor], V | None]) -> None:
+        """A backward starts: the functions that run now own the step, and those that made its batch have returned."""
+        for frame in _user_frames():
+            self._running.add(frame.f_code)
+            for name, thing in _variables(frame):
+                value = value_of(thing) if issubclass(type(thing), torch.Tensor) else None
+                if value is not None:
+                    self.held.setdefault(value, name)
+
+    def name_of(self, value: V, tensor: torch.Tensor) -> str:
+        """The variable that holds the tensor where a backward starts, or held it when it was first read, in a function that
+        was still running then; "" where there is none."""
+        read = (name for code, name in self._read.get(tensor) or () if code in self._running)
+        return self.held.get(value) or next(read, "")
+
+
+def _user_frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if not is_torchs_or_ours(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def _variables(frame: FrameType) -> list[tuple[str, Any]]:
+    """The variables of a frame, and what its dicts hold by name, as a batch does."""
+    found = [(name, thing) for name, thing in locals_of(frame).items() if name.isidentifier() and name[:1] != "_"]
+    held = (contents_of(thing) for _, thing in found if issubclass(type(thing), dict))
+    return found + [(key, one) for pairs in held for key, one in pairs if isinstance(key, str) and key.isidentifier()]

@@ -3,7 +3,8 @@
 An op comes from a module, a line of the user's, a node of autograd's and its forward twin.
 
 Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._current_autograd_node`,
-`torch.autograd._get_sequence_nr`.
+`torch.autograd._get_sequence_nr`, `torch._C._dispatch_has_kernel`,
+`torch._C._dispatch_has_kernel_for_dispatch_key`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _RECORD_STREAM = aten.record_stream.default
 _PACKED = {aten._cudnn_rnn.default: 3}
 # It gives its tensors other memory and leaves their numbers.
 _MOVING = {aten._cudnn_rnn_flatten_weight.default}
+_BACKENDS = ("CPU", "CUDA", "Meta")
 # The engine adds up gradients between nodes.
 _ACCUMULATE = Origin(autograd="accumulate")
 _OUTSIDE = ("", "")
@@ -65,7 +67,8 @@ class OpFacts:
     says nothing of what that holds; `becomes` tells, of an op such as
     `unsqueeze_` or `set_` with its arguments, which op on which of them makes what its tensor is from then on; `aliased` the
     position and the name of the arguments, of that op, in whose memory the results may lie. `exchanges`: it is one of
-    torch's collectives, or waits for one; `is_view`: it reads no number.
+    torch's collectives, or waits for one; `is_view`: it reads no number; `is_composite`: it has no kernel but the other
+    operators that it runs, which autograd asks for before a dispatch mode is reached, and inference mode does not.
     """
 
     func: OpOverload | HigherOrderOperator
@@ -80,6 +83,7 @@ class OpFacts:
     aliased: tuple[tuple[int, str], ...] = ()
     exchanges: bool = False
     is_view: bool = False
+    is_composite: bool = False
 
 
 _FACTS: dict[int, OpFacts] = {}
@@ -107,7 +111,14 @@ def _facts(func: OpOverload) -> OpFacts:
         aliased=() if func in {aten.set_.default, *_ON_STORAGES} else _aliased(_VIEWS.get(func, func)),
         exchanges=func.namespace in NAMESPACES,
         is_view=_VIEWS.get(func, func).is_view,
+        is_composite=_has_kernel(func, "CompositeImplicitAutograd")
+        and not any(_has_kernel(func, key) for key in _BACKENDS),
     )
+
+
+def _has_kernel(func: OpOverload, key: str) -> bool:
+    name = func.name()  # those of TorchScript (`prim::device`) are none of the dispatcher's
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 def _view_in_place(func: OpOverload) -> Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None:

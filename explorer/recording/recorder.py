@@ -6,7 +6,9 @@ are recognised by weak identity, so nothing is kept alive that eager would have 
 outside (its inputs) and, where it overwrites an input, a copy of the input's first contents.
 
 Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch._C._ForceDispatchKeyGuard`,
-`torch._C._dispatch_tls_local_include_set`, `…_exclude_set` and `torch.utils._python_dispatch._get_current_dispatch_mode`.
+`torch._C._functorch.is_functorch_wrapped_tensor`,
+`torch._C._dispatch_tls_local_include_set`, `…_exclude_set` and `torch.utils._python_dispatch._get_current_dispatch_mode`,
+`…_push_mode`, `…_pop_mode`.
 """
 
 from __future__ import annotations
@@ -16,11 +18,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode,
+    _push_mode,
+)
 
 from tracefuse.distributed.groups import NAMESPACES, plain
 from tracefuse.distributed.order import difference
@@ -33,8 +42,9 @@ from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_
 from tracefuse.recording.frames import is_loading, tell_user, user_source
 from tracefuse.recording.garbage import SetAside
 from tracefuse.recording.hooks import BackwardHook, LaunchHook, ModuleStack, kernel_name
-from tracefuse.recording.host_reads import CONSTANT, HostRead, Listener, Methods, Stop, read_by
+from tracefuse.recording.host_reads import HostRead, Listener, Methods, Stop, made_by_python, read_by
 from tracefuse.recording.memories import Identities, WeakMap, is_there
+from tracefuse.recording.namespace import Bindings
 from tracefuse.recording.operators import CONJUGATING, LOADER, OpFacts, Origins, facts_of, without_generator
 from tracefuse.recording.shield import Shield, shielded
 from tracefuse.recording.updates import UpdateHooks
@@ -80,10 +90,15 @@ class Recorder(TorchDispatchMode, Listener):
         """Copies of what backwards started from, of recorders that make them."""
         self.has_backward_elsewhere = self.has_forward_elsewhere = False
         self.modules.forget_arguments()
+        self.bindings: Bindings[Value] = Bindings()
         self.is_interleaved = False
         """Whether another task ran operators meanwhile, or entered or left a mode."""
         self._origins = Origins(self.modules, first_seq)
         self._thread = threading.get_ident()
+        self._foreign: list[str] = []
+        """Nodes of what this thread did not record and was made meanwhile."""
+        self._older = SetAside.made_since()
+        """What was made since torch was listened to, and before this program began."""
         self.values = Identities(self.recording)
         self._is_running = self._is_copying = False
         self._pending = Pending()
@@ -113,6 +128,7 @@ class Recorder(TorchDispatchMode, Listener):
 
     def detach(self) -> None:
         """Take notes no more: of what no operator tells."""
+        self.shield.note(self._note_made_elsewhere)
         _entered.set(tuple(one for one in _entered.get() if one is not self._mark))
         self.shield.survive(self._hooks.close)
         if self.shield.failure:  # what nobody can show need not be kept
@@ -123,7 +139,7 @@ class Recorder(TorchDispatchMode, Listener):
         self._origins = Origins(self.modules)
         self._thread = threading.get_ident()
         for enter, leave, *arguments in (
-            (SetAside.enter, SetAside.leave),
+            (SetAside.enter, SetAside.leave, self),
             (self.modules.attach, self.modules.detach),
             (self.updates.attach, self.updates.detach),
             (BackwardHook.enter, BackwardHook.leave, self),
@@ -133,6 +149,7 @@ class Recorder(TorchDispatchMode, Listener):
         ):
             enter(*arguments)
             self._hooks.callback(leave, *arguments)
+        self._older = SetAside.made_since()
 
     def note_end(self) -> None:
         """The program is over: note the inputs that have other memory now than when it read them, and those that have become
@@ -152,12 +169,36 @@ class Recorder(TorchDispatchMode, Listener):
             ):
                 recording.unseen.append(made_by.name())
 
+    def _note_made_elsewhere(self) -> None:
+        """Note what another thread made meanwhile and a backward started from or the forward read. Autograd numbers the nodes
+        of each thread by themselves; `note_end` notes what this one made since the program began."""
+        recording, suspects = self.recording, {}
+        for value, tensor in recording.externals.items():
+            made_by = None if value in recording.snapshots else node_of(tensor)
+            if made_by is not None and made_by._sequence_nr() < self._origins.first_seq:
+                suspects[value] = tensor
+        if suspects:
+            read = {value for call in recording.calls if not call.in_engine for value in call.reads()}
+            self._foreign += self._younger([tensor for value, tensor in suspects.items() if value in read])
+        if not self.is_interleaved:  # else another task may have made it, on this thread
+            recording.unseen += self._foreign
+
+    def _younger(self, tensors: list[torch.Tensor]) -> list[str]:
+        """The nodes of those of `tensors` that were made since the program began."""
+        younger = SetAside.made_since() if tensors else WeakMap[bool]()
+        made = (node_of(tensor) for tensor in tensors if tensor in younger and tensor not in self._older)
+        return [node.name() for node in made if node is not None]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if are_notes_taken() or WaitHook.is_waiting() or is_placing():
             return func(*args, **kwargs)
         if types and is_any_sharded(types):
             return NotImplemented  # it runs operators on the tensors of this process, which come here
+        facts = self._taking(facts_of, func)
+        # Subclasses of tensors that take composite operators, as nested ones do, run them as they like.
+        if facts is not None and facts.is_composite and not types:
+            return self._decomposed(func, args, kwargs)
         call = self._taking(self._noted, func, args, kwargs)
         if getattr(func, "namespace", "") in NAMESPACES:
             self._check_order(func, args, kwargs, call)
@@ -170,13 +211,21 @@ class Recorder(TorchDispatchMode, Listener):
             self._taking(self._note_results, call, facts_of(func), args, out)
         return out
 
+    def _decomposed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator by those that it consists of, which come here."""
+        _push_mode(self)
+        try:
+            return func.decompose(*args, **kwargs)
+        finally:
+            _pop_mode()
+
     def _check_order(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None) -> None:
         """Say where another rank has started another collective at this place."""
         if call is not None:
             module, source = call.origin.module, call.origin.source
         else:
             module, source = self.modules.current()[0], user_source()
-        said = self._taking(difference, func, args, kwargs, module, str(source or ""))
+        said = self._taking(difference, func, args, kwargs, module, str(source or ""), is_in_engine())
         if said:
             tell_user(
                 f"the ranks start different collectives, which hangs or mixes numbers up: {said}. Let every rank start the "
@@ -205,8 +254,12 @@ class Recorder(TorchDispatchMode, Listener):
             state, kwargs = without_generator(func, args, kwargs)
             origin = replace(origin, rng=len(self.recording.rng_states))
             self.recording.rng_states.append(state)
+        known = len(self.recording.externals)
         by_name = map_tensors(self.values.read, kwargs) if kwargs else {}
         call = Call(facts.func, map_tensors(self.values.read, args), by_name, None, origin, in_engine)
+        if len(self.recording.externals) > known and not (in_engine or self.updates.is_running):
+            new = islice(self.recording.externals.values(), known, None)
+            self.bindings.note_read([tensor for tensor in new if tensor not in self.names])
         if facts.exchanges:
             call.args, call.kwargs = plain(call.args), {key: plain(one) for key, one in by_name.items()}
         if self._pending and not (facts.is_view or (facts.exchanges and kind_of_exchange(func) is None)):
@@ -215,17 +268,21 @@ class Recorder(TorchDispatchMode, Listener):
         for value in received(func, call.args, call.kwargs, ()) if facts.exchanges else written:
             self.values.snapshot(value)
         if facts.func is aten.lift_fresh.default and origin.module != LOADER[0]:
-            self._note_constant(args[0], origin, in_engine)
-        if facts.may_read and origin.module != LOADER[0] and (host_read := read_by(func, args, kwargs)) is not None:
-            self.recording.stops.append(Stop(host_read, origin.source, in_engine))
+            self._note_made(args[0], origin, in_engine)
+        if facts.may_read and origin.module != LOADER[0]:
+            self._note_read(call, args, kwargs, origin, in_engine)
         return call
 
-    def _note_constant(self, made: torch.Tensor, origin: Origin, in_engine: bool) -> None:
+    def _note_made(self, made: torch.Tensor, origin: Origin, in_engine: bool) -> None:
         """Python made a tensor of numbers, no optimizer of its first step: copied onto a GPU, it makes the host wait."""
-        if self.updates.is_running:
-            return
-        read = HostRead("constant", CONSTANT, made.device, made.numel() * made.element_size())
-        self.recording.stops.append(Stop(read, origin.source, in_engine))
+        if not self.updates.is_running and (read := made_by_python(made)) is not None:
+            self.recording.stops.append(Stop(read, origin.source, in_engine))
+
+    def _note_read(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin, in_engine: bool
+    ) -> None:
+        if (host_read := read_by(call.func, args, kwargs)) is not None:
+            self.recording.stops.append(Stop(host_read, origin.source, in_engine))
 
     def _note_results(self, call: Call, facts: OpFacts, args: tuple[Any, ...], out: Any) -> None:
         if facts.moves:
@@ -257,6 +314,11 @@ class Recorder(TorchDispatchMode, Listener):
         """Copy what collectives gave until now: the program has waited for all of them."""
         if self._pending:
             self._taking(self._pending.take_all, len(self.recording.calls))
+
+    @shielded
+    def collects(self) -> None:
+        """A collection sets aside what was made meanwhile, too."""
+        SetAside.keep_ages()
 
     @shielded
     def heard(self, read: HostRead) -> None:
@@ -302,6 +364,8 @@ class Recorder(TorchDispatchMode, Listener):
         if threading.get_ident() != self._thread:
             self.has_backward_elsewhere |= any(isinstance(t, torch.Tensor) and t in self.values.ids for t in outputs)
             return
+        self.bindings.note_backward(self.values.ids.get)
+        self.modules.note_backward(self.values.ids.get)
         known = len(self.recording.roots)
         for output, gradient in zip(outputs, gradients, strict=True):
             output = local_of(output)
@@ -310,8 +374,11 @@ class Recorder(TorchDispatchMode, Listener):
                 gradient = local_of(gradient)
                 given = None if gradient is None else self.values.read(gradient)
                 self.recording.roots.append((root, given, gradient))
+            elif isinstance(output, torch.Tensor) and is_functorch_wrapped_tensor(output):
+                continue  # operators of `torch.func` come here with what such a tensor wraps
             elif isinstance(output, torch.Tensor) and node_of(output) is not None:
                 self.has_forward_elsewhere = True
+                self._foreign += self._younger([output])
         self.recording.backwards += len(self.recording.roots) > known
 
     @shielded

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import Recording, Value, is_leaf
+from tracefuse.recording.hooks import Argument
+from tracefuse.recording.namespace import contents_of
 from tracefuse.recording.recorder import Recorder
 
 aten = torch.ops.aten
@@ -20,8 +22,7 @@ aten = torch.ops.aten
 OLD_GRADIENT = "old gradient"
 """The name of what the step before has left in a `.grad` that this one gives up."""
 
-# Nobody has more optimizers than that in a list.
-_FEW = 100
+_MOVES = {aten._to_copy.default, aten.lift_fresh.default}
 
 GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -31,8 +32,9 @@ class Roles:
     """Who is who: (kind, name) of each external, the name of each result, the gradient of each external leaf as the program
     left it, and what the program put in the place of a module's buffer (`self.least = …`), which is what a write to that
     buffer leaves; of a program with an optimizer also the names of what else it made and a variable or an optimizer holds, and
-    the externals that its modules were given, in the order of the calls (`data`); and the variables that hold a tensor
-    (`bound`)."""
+    the externals that its modules were given, in the order of the calls (`data`); the variables that hold a tensor (`bound`),
+    and those that held what the program made where a backward started (`called`); the number of the call and the place among
+    its arguments of all that modules were given (`places`)."""
 
     sources: dict[Value, tuple[str, str]]
     results: dict[Value, str]
@@ -41,6 +43,8 @@ class Roles:
     kept: dict[Value, str] = field(default_factory=dict)
     data: list[Value] = field(default_factory=list)
     bound: dict[Value, str] = field(default_factory=dict)
+    called: dict[Value, str] = field(default_factory=dict)
+    places: dict[Value, tuple[int, int]] = field(default_factory=dict)
 
 
 def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
@@ -49,37 +53,21 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     for thing in namespace.values():
         if isinstance(thing, nn.Module):
             recorder.modules.add_root(thing)
-    for leaf in _sharded(recorder):
+    for leaf in sharded_parameters(recorder):
         recorder.values.read_if_met(local_of(leaf))
     variables = {n: t for n, t in namespace.items() if isinstance(t, torch.Tensor) and not n.startswith("__")}
     bound = {value: name.strip("_") for name, t in variables.items() if (value := value_of(t)) is not None}
 
-    sources: dict[Value, tuple[str, str]] = {}
-    for value, tensor in recording.externals.items():
-        default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
-        sources[value] = recorder.names.get(tensor) or default
-    states = _states(recorder, namespace, sources)
-    attributes = _attributes(namespace, value_of)
-    for value, (kind, name) in sources.items():
-        if not name:
-            sources[value] = states.get(value) or (kind, attributes.get(value, ""))
-    data = _given_to_modules(recorder) if recording.updates else {}
-    sources |= {value: ("input", name) for value, name in data.items() if sources[value] == ("input", "")}
+    arguments = _arguments(recorder) if recording.updates else {}
+    data = _given_to_modules(recording, arguments)
+    called = bound | recorder.bindings.held
+    sources, states = _sources(recorder, namespace, bound, called, data)
 
     results = _returned_values(returned, value_of, bound)
     results |= {root: results.get(root) or bound.get(root, "") for root, _, _ in recording.roots}
     if not results:
         results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
-    gradients, made_here = {}, {}
-    for leaf, name in _leaves(recorder, variables):
-        written, value = gradient_of(leaf), value_of(leaf)
-        gradient = None if written is None else value_of(written)
-        if gradient is None or value is None:
-            continue
-        if value in recording.externals:
-            gradients[value] = gradient
-        else:
-            made_here[gradient] = f"{name}_grad"
+    gradients, made_here = _gradients(recorder, variables, gradient_of)
     held = {value_of(t) for t in _tensors_in(namespace) if not t.requires_grad}
     for gradient, leaf in recording.taken.items():
         if leaf in recording.externals and gradient in {*results, *held}:
@@ -95,7 +83,56 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     if recording.updates:
         kept = bound | {value: name for value, (_, name) in states.items()}
         made = {v: name for v, name in kept.items() if v.base is v and v not in recording.externals}
-    return Roles(sources, results | made_here, gradients, _replaced_buffers(recorder), made, list(data), bound)
+    called = {value: name for value, name in called.items() if value not in recording.externals}
+    places = {value: (argument.call, argument.place) for value, argument in arguments.items()}
+    left = results | made_here, gradients, _replaced_buffers(recorder), made
+    return Roles(sources, *left, list(data), bound, called, places)
+
+
+def _sources(
+    recorder: Recorder,
+    namespace: Mapping[str, Any],
+    bound: Mapping[Value, str],
+    called: Mapping[Value, str],
+    data: Mapping[Value, str],
+) -> tuple[dict[Value, tuple[str, str]], dict[Value, tuple[str, str]]]:
+    """(kind, name) of each external, and of what optimizers keep; `data` are the parameters of modules that were given it."""
+    recording = recorder.recording
+    sources: dict[Value, tuple[str, str]] = {}
+    for value, tensor in recording.externals.items():
+        default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
+        sources[value] = recorder.names.get(tensor) or default
+    states = _states(recorder, namespace, sources)
+    attributes = _attributes(namespace, recorder.values.value_of)
+    for value, (kind, name) in sources.items():
+        if not name:
+            sources[value] = states.get(value) or (kind, attributes.get(value, ""))
+    moved = _names_of_moved(recording, called)
+    for value, tensor in recording.externals.items():
+        if sources[value] == ("input", ""):
+            given = data.get(value, "")  # torch's own modules call theirs "input", which says nothing
+            variable = recorder.bindings.name_of(value, tensor) or moved.get(value, "")
+            sources[value] = "input", (variable or given) if given in ("", "input") else given
+    return sources, states
+
+
+def _gradients(
+    recorder: Recorder, variables: Mapping[str, torch.Tensor], gradient_of: GradientOf
+) -> tuple[dict[Value, Value], dict[Value, str]]:
+    """The gradient of each external leaf, and the names of those of leaves that the program made."""
+    recording, value_of = recorder.recording, recorder.values.value_of
+    gradients: dict[Value, Value] = {}
+    made_here: dict[Value, str] = {}
+    for leaf, name in _leaves(recorder, variables):
+        written, value = gradient_of(leaf), value_of(leaf)
+        gradient = None if written is None else value_of(written)
+        if gradient is None or value is None:
+            continue
+        if value in recording.externals:
+            gradients[value] = gradient
+        else:
+            made_here[gradient] = f"{name}_grad"
+    return gradients, made_here
 
 
 def _states(
@@ -114,19 +151,33 @@ def _states(
     return found
 
 
-def _given_to_modules(recorder: Recorder) -> dict[Value, str]:
-    """The externals that were arguments of outermost modules, themselves or once moved to a device, in the order of the calls,
-    each with the name of its parameter."""
+def _arguments(recorder: Recorder) -> dict[Value, Argument]:
+    """What each tensor was to the outermost module that was given it, in the order of the calls; what was moved to a device on
+    the way is told of the external that it was."""
     recording, value_of = recorder.recording, recorder.values.value_of
     moved = {call.outs: call.args[0] for call in recording.calls if call.func is aten._to_copy.default}
-    given = sorted(recorder.modules.arguments.items(), key=lambda pair: pair[1][1:])
-    pairs = ((value_of(tensor), argument.name) for tensor, argument in given)
-    found: dict[Value, str] = {}
-    for value, name in pairs:
+    last = ((value_of(tensor), argument) for tensor, argument in recorder.modules.arguments.items())
+    given = dict(last) | recorder.modules.given
+    found: dict[Value, Argument] = {}
+    for value, argument in sorted(given.items(), key=lambda pair: pair[1][1:]):
         outside = moved.get(value, value)
-        if outside in recording.externals:
-            found.setdefault(outside, name)
+        if value is not None:
+            found.setdefault(outside if outside in recording.externals else value, argument)
     return found
+
+
+def _given_to_modules(recording: Recording, arguments: Mapping[Value, Argument]) -> dict[Value, str]:
+    """The externals among the arguments, each with the name of its parameter."""
+    return {value: argument.name for value, argument in arguments.items() if value in recording.externals}
+
+
+def _names_of_moved(recording: Recording, called: Mapping[Value, str]) -> dict[Value, str]:
+    """By what was moved to a device, or to another type, the variable that held what came of it."""
+    came_of: dict[Value, Value] = {}
+    for call in recording.calls:
+        if call.func in _MOVES and isinstance(call.outs, Value) and isinstance(call.args[0], Value):
+            came_of[call.outs] = came_of.get(call.args[0], call.args[0])
+    return {of: called[value] for value, of in came_of.items() if value in called}
 
 
 def _attributes(namespace: Mapping[str, Any], value_of: Callable[[Any], Value | None]) -> dict[Value, str]:
@@ -174,11 +225,11 @@ def _unread(recording: Recording) -> dict[Value, str]:
 
 def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
     """Every leaf that may have got a gradient: inputs of the program, and leaves that it made and bound to a name."""
-    inputs = [(t, "") for t in (*recorder.recording.externals.values(), *_sharded(recorder))]
+    inputs = [(t, "") for t in (*recorder.recording.externals.values(), *sharded_parameters(recorder))]
     return [(t, n) for t, n in [*inputs, *((t, n) for n, t in variables.items())] if t.requires_grad and is_leaf(t)]
 
 
-def _sharded(recorder: Recorder) -> list[torch.Tensor]:
+def sharded_parameters(recorder: Recorder) -> list[torch.Tensor]:
     """The parameters of which this process has a part."""
     return [tensor for tensor, _ in recorder.names.items() if local_of(tensor) is not tensor]
 
@@ -216,9 +267,8 @@ def _tensors_in(namespace: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 
 
 def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
-    """What a container or an object holds, as it is written; long ones are data."""
-    if not isinstance(thing, (list, tuple, dict)):
+    """What a container or an object holds, as it is written."""
+    if not issubclass(type(thing), (list, tuple, dict)):
         yield from ((f".{key}", one) for key, one in getattr(thing, "__dict__", {}).items())
-    elif len(thing) <= _FEW:
-        pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
-        yield from ((f"[{key!r}]", one) for key, one in pairs if isinstance(key, (int, str)))
+    else:
+        yield from ((f"[{key!r}]", one) for key, one in contents_of(thing) if isinstance(key, (int, str)))

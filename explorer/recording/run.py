@@ -20,7 +20,7 @@ from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import BATCH_NORMS, Value, is_leaf
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.roles import GradientOf, Roles, optimizers_of, roles_of
+from tracefuse.recording.roles import GradientOf, Roles, optimizers_of, roles_of, sharded_parameters
 from tracefuse.recording.thaw import Thaw
 from tracefuse.recording.updates import state_of
 
@@ -38,9 +38,9 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Left:
-    """A tensor that the program left or read. `tensor()` is it, as it was then; None once it is gone, was written to or lies
-    in other memory (`p.data = …`). A write shows in the version, or in the few numbers that are kept: neither
-    `AdamW(fused=True)` nor `.data` nor a batch norm's statistics count one."""
+    """A tensor that the program left or read. `tensor()` is it, as it was then; None once it is gone, was written to, lies in
+    other memory (`p.data = …`) or in none (`resize_(0)`). A write shows in the version, or in the few numbers that are kept:
+    neither `AdamW(fused=True)` nor `.data` nor a batch norm's statistics count one."""
 
     def __init__(self, tensor: torch.Tensor, memory_of: MemoryOf, copied: bool = False) -> None:
         self._copy = tensor.detach().clone() if copied else None
@@ -54,7 +54,7 @@ class Left:
         if self._copy is not None:
             return self._copy
         found = self._reference()
-        if found is None or (_version(found), self._memory_of(found)) != self._state:
+        if found is None or (_version(found), self._memory_of(found)) != self._state or not is_there(found):
             return None
         now = _sample(found, self._memory_of)
         is_same = now is self._sample is None or (
@@ -137,7 +137,8 @@ def _version(tensor: torch.Tensor) -> int:
 @dataclass(frozen=True, eq=False)
 class Ended:
     """What is known once a program has run: who is who, what it left and what it read, the values that somebody still holds,
-    those of each optimizer's parameters, and those of the parameters that were thawed."""
+    those of each optimizer's parameters, those of the parameters that were thawed, and whether of some parameters this process
+    has a part."""
 
     roles: Roles
     left: Mapping[Value, Left]
@@ -145,6 +146,7 @@ class Ended:
     alive: frozenset[Value]
     optimized: Mapping[str, frozenset[Value]]
     thawed: frozenset[Value]
+    is_sharded: bool = False
 
 
 class Run:
@@ -198,6 +200,7 @@ class Run:
             thawed=frozenset(
                 v for p in (thaw.parameters if thaw else ()) if (v := recorder.values.value_of(p)) is not None
             ),
+            is_sharded=bool(sharded_parameters(recorder)),
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tracefuse.measure.op_times import OpTimes
-from tracefuse.optimizers.liveness import saved_values
+from tracefuse.optimizers.liveness import known_saved_values
 from tracefuse.optimizers.ops import does_work, grouped
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.trace import Trace, origin
@@ -105,7 +105,7 @@ def _book(parts: dict[str, _Part], trace: Trace, times: OpTimes, side: int, shar
         for source, share in shares.get(node.name, own).values():
             part.line(source).us[side] += share * times.us.get(node.name, 0.0)
     nodes = {node.name: node for node in trace.graph.nodes}
-    for saved in saved_values(trace):
+    for saved in known_saved_values(trace):
         parts[origin(nodes[saved.name]).module].saved[side] += saved.nbytes
 
 

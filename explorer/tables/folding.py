@@ -20,7 +20,7 @@ from typing import TypeVar
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
-from tracefuse.optimizers.facts import once_per_op
+from tracefuse.optimizers.facts import once_per_op, once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, producer, reached
 from tracefuse.optimizers.trace import Trace, origin, phase, tensor_type, tensors, val
@@ -32,7 +32,8 @@ _Alike = tuple[object, ...]
 T = TypeVar("T")
 
 
-def folded_paths(trace: Trace) -> dict[str, str]:
+@once_per_trace
+def folded_paths(trace: Trace) -> Mapping[str, str]:
     """By each module's path the same path with `*` for the numbers that tell it from modules like it."""
     own: dict[str, list[str]] = {}
     types: dict[str, str] = {}

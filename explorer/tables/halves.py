@@ -12,9 +12,11 @@ from typing import Any
 from torch import fx
 
 from tracefuse.execution.one_step import computed_from_gradients
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.trace import Phase, Trace, origin, phase, recomputes
 
 
+@once_per_trace
 def halves(trace: Trace) -> Mapping[fx.Node, Phase]:
     """The half of each op: its phase, but "forward" for later forwards."""
     found = {node: phase(node) for node in trace.ops}

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -29,7 +29,7 @@ from torch import fx
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.optimizers.costs.cost import flops
-from tracefuse.optimizers.liveness import saved_values
+from tracefuse.optimizers.liveness import known_saved_values
 from tracefuse.optimizers.ops import does_work, grouped
 from tracefuse.optimizers.trace import Trace, human_bytes, origin
 from tracefuse.tables.folding import OUTSIDE, folded_paths, kind, work
@@ -182,8 +182,7 @@ def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layer
     places = dict.fromkeys([*parts[0], *parts[1]])
     folds = folded_paths(before)
     if any(work(node) == "fused" for node in before.ops):  # Of a pinned configuration: no times by module to judge by.
-        for part in parts[0].values():
-            part.flops.clear()
+        parts = {place: replace(part, flops=Counter()) for place, part in parts[0].items()}, parts[1]
     rows = [
         _layer(path, folds.get(path, path), parts[0].get((path, is_in), _Part()), parts[1].get((path, is_in), _Part()))
         for path, is_in in places
@@ -212,7 +211,15 @@ def _place(node: fx.Node) -> _Place:
     return where.module, bool(where.module or where.module_type)
 
 
-def _parts(trace: Trace, times: OpTimes) -> dict[_Place, _Part]:
+def _parts(trace: Trace, times: OpTimes) -> Mapping[_Place, _Part]:
+    """The modules of a trace, by the last times that were asked for."""
+    known = trace._cache.get(_parts)
+    if known is None or known[0] is not times:
+        known = trace._cache[_parts] = times, _found_parts(trace, times)
+    return known[1]
+
+
+def _found_parts(trace: Trace, times: OpTimes) -> Mapping[_Place, _Part]:
     parts: dict[_Place, _Part] = defaultdict(_Part)
     half_of = halves(trace)
     for node in filter(does_work, trace.ops):
@@ -226,7 +233,7 @@ def _parts(trace: Trace, times: OpTimes) -> dict[_Place, _Part]:
         if half == "backward" and us:
             part.backward_kinds[kind(node)] += us
     nodes = {node.name: node for node in trace.graph.nodes}
-    for saved in saved_values(trace):
+    for saved in known_saved_values(trace):
         parts[_place(nodes[saved.name])].saved += saved.nbytes
     return parts
 

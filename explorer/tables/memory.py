@@ -236,8 +236,10 @@ def peak_with(taken: Mapping[str, int], trace: Trace, known: Iterable[Lifetime])
 
 
 def input_bytes(trace: Trace, device: str) -> int:
-    """Bytes on a kind of device that the caller holds: inputs, parameters and buffers there, each storage once."""
-    there = [node for node in trace.placeholders if torch.device(device).type in {d.type for d in devices(node)}]
+    """Bytes on a kind of device that the caller holds: inputs, parameters and buffers there, each storage once. What was
+    received of other processes when the step was recorded is not counted, as in the static peak."""
+    pairs = ((entry, node) for entry, node in trace.input_pairs if entry.kind != "received")
+    there = [node for _, node in pairs if torch.device(device).type in {d.type for d in devices(node)}]
     return sum({memory: count for node in there for memory, count in storages(node).items()}.values())
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, is_getitem, op_name, producer, reached
 from tracefuse.optimizers.origins import Source
@@ -43,12 +44,19 @@ def replaced(steps: Iterable[PassRecord]) -> dict[str, Replaced]:
     """By the name of each kernel's call what it replaced; nothing for a call that no pass of `steps` made."""
     found: dict[str, Replaced] = {}
     for step in steps:
-        old = {node.name: node for node in step.before.graph.nodes}
-        made = [n for n in step.after.ops if isinstance(n.target, Kernel) and not _is_kernel(old.get(n.name))]
-        for call in made:
-            ops = _behind([old[name] for name in _results(call) if name in old], {n.name for n in call.all_input_nodes})
-            if ops:
-                found[call.name] = Replaced(step.before, tuple(ops))
+        found |= {} if step.after is step.before else _replaced(step.before, step.after)
+    return found
+
+
+@once_per_trace
+def _replaced(before: Trace, after: Trace) -> Mapping[str, Replaced]:
+    found: dict[str, Replaced] = {}
+    old = {node.name: node for node in before.graph.nodes}
+    made = [n for n in after.ops if isinstance(n.target, Kernel) and not _is_kernel(old.get(n.name))]
+    for call in made:
+        ops = _behind([old[name] for name in _results(call) if name in old], {n.name for n in call.all_input_nodes})
+        if ops:
+            found[call.name] = Replaced(before, tuple(ops))
     return found
 
 
@@ -83,13 +91,15 @@ def captured_ops(captured: Trace, steps: Iterable[PassRecord]) -> dict[str, str]
             was = old.get(node.name)
             if was is None or was.target == node.target or node.name not in found or isinstance(node.target, Kernel):
                 continue
-            new = functools.partial(_new_operands, old.keys() | found.keys())
-            found |= dict.fromkeys((one.name for one in reached([node], new)), found[node.name])
+            new = reached([node], functools.partial(_new_operands, (old, found)))
+            found |= dict.fromkeys((one.name for one in new), found[node.name])
     return found
 
 
-def _new_operands(known: Set[str], node: fx.Node) -> list[fx.Node]:
-    operands = (one for one in node.all_input_nodes if one.op == "call_function" and one.name not in known)
+def _new_operands(known: Iterable[Container[str]], node: fx.Node) -> list[fx.Node]:
+    operands = (
+        n for n in node.all_input_nodes if n.op == "call_function" and not any(n.name in names for names in known)
+    )
     return [one for one in operands if not recomputes(one)]
 
 

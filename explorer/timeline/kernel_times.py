@@ -27,7 +27,7 @@ from tracefuse.measure.op_times import call_nbytes
 from tracefuse.measure.peaks import peaks_if_there_is_room
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.cost import Peaks, flops, operand_dtype
-from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.facts import devices, once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, tensor_type, tensors
@@ -179,7 +179,8 @@ def kernel_rows(trace: Trace, us: Mapping[str, float], peaks: Peaks | None) -> l
     return [_row(name, nodes, us, peaks) for name, nodes in groups.items() if any(node.name in us for node in nodes)]
 
 
-def calls_by_kernel(trace: Trace) -> dict[str, list[fx.Node]]:
+@once_per_trace
+def calls_by_kernel(trace: Trace) -> Mapping[str, list[fx.Node]]:
     """The calls of each kernel, and of each operator on operands of one type, by what `called` names them."""
     groups: dict[str, list[fx.Node]] = defaultdict(list)
     for node in filter(does_work, trace.ops):

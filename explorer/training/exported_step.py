@@ -109,21 +109,25 @@ class TrainingStep:
     def given(self, data, named):
         """The data in the captured layouts; ValueError for more, for other names and for other shapes or dtypes."""
         if len(data) > len(self.inputs) or not set(named) <= set(self.inputs):
-            raise ValueError(
-                f"the step takes {', '.join(self.inputs) or 'no data'}, got {len(data)} and {sorted(named)}"
-            )
+            own = f" It draws by itself in {OWN_DRAWS[0]}: let a `DataLoader` yield what you pass." if OWN_DRAWS else ""
+            takes = ", ".join(self.inputs) or "no data"
+            raise ValueError(f"the step takes {takes}, got {len(data)} and {sorted(named)}: pass no more.{own}")
         found = self.defaults | dict(zip(self.inputs, data, strict=False)) | named
         missing = [name for name in self.inputs if name not in found]
         if missing:
             raise ValueError(f"the step takes {', '.join(self.inputs)}: pass {', '.join(missing)}")
-        for name, tensor in found.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.device.type != self.device(name):
-                given = tensor.device if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-                raise ValueError(f"{name} is {given}, and the step takes tensors on {self.device(name)}")
+        for i, device in zip(DATA, DATA_DEVICES, strict=True):
+            name, _, shape, _, dtype = INPUTS[i]
+            wanted, tensor = f"{dtype}{list(shape)} on {device}", found[name]
+            given = type(tensor).__name__
+            if isinstance(tensor, torch.Tensor):
+                given = f"{tensor.dtype}{list(tensor.shape)} on {tensor.device.type}"
+            if given != wanted:
+                place = f", as it is read in {READ_IN[name]}" if name in READ_IN else ""
+                raise ValueError(
+                    f"{name} is {given}, and the step takes {wanted}{place}: pass that, or capture a step with such data"
+                )
         return [expect(found[INPUTS[i][0]], INPUTS[i][0], *INPUTS[i][2:]) for i in DATA]
-
-    def device(self, name):
-        return DATA_DEVICES[self.inputs.index(name)]
 
     def __call__(self, *data, **named):
         given = self.given(data, named)

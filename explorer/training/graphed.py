@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from tracefuse.execution.graphed_program import check_replayable
-from tracefuse.execution.graphs import WARM_UPS, Draw, copies_of, drawn, memory_like, recording, write
+from tracefuse.execution.graphs import WARM_UPS, Draw, drawn, recording
 from tracefuse.execution.optimised import Optimised
+from tracefuse.execution.sharing import copies_of, memory_like, write
 
 
 def graphed_step(module: ModuleType, joint: Optimised, update: Optimised) -> type:

@@ -7,21 +7,28 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from tracefuse.assembly.cut import descendants
+from tracefuse.assembly.parts import is_unnamed
 from tracefuse.assembly.program import Stepped
 from tracefuse.assembly.refusals import where
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.origins import Source
-from tracefuse.optimizers.trace import line_of, origin
+from tracefuse.optimizers.trace import Trace, line_of, origin
 from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
+from tracefuse.training.batches import is_picking
 from tracefuse.training.rates import is_followed
 
 OTHER = "take another optimizer, such as `torch.optim.AdamW(…, fused=True)`"
 CAPTURABLE = "with `capturable=True` and a tensor as its `lr`"
-YOURS = "compute it with tensors, from a count that the step raises itself (`count.add_(1)`)"
+YOURS = (
+    "compute it with tensors, from a count that the step raises itself (`count.add_(1)`); where it is drawn or scheduled "
+    "outside, make a tensor of it first (`torch.tensor(number)`), which the step then takes"
+)
+BATCH = "where it is a batch, let a `torch.utils.data.DataLoader` take it out of the data: its batches are inputs of the step"
+READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it, and compute with the tensor (`t.detach()`)"
 
 
 def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None:
@@ -36,12 +43,8 @@ def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None
             "the session has no optimizer, whose learning rate a step reads: load the model and capture the step here."
         )
     _check_old_gradients(joint, update)
-    made = [out.of for out in program.trace.outputs if out.kind == "result" and " of " in out.of]
-    if made:
-        raise ExportError(
-            f"the captured step is the first of its optimizer: it makes {made[0]}, which later ones only change. Capture a "
-            "later step, such as the third by `tracefuse.capture_step(n=3)`."
-        )
+    if said := first_of_optimizer(program.trace):
+        raise ExportError(said)
     if steps is not None:
         _check_varying(steps.varying, joint, update)
         _check_repeats(steps)
@@ -49,6 +52,18 @@ def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None
         _check_carried(steps, update)
         _check_state(steps, joint)
     _check_read(joint, update)
+
+
+def first_of_optimizer(update: Trace) -> str:
+    """That this update makes the optimizer's state, with the remedy; "" of a later one, which changes it."""
+    made = [out.of for out in update.outputs if out.kind == "result" and " of " in out.of]
+    if not made:
+        return ""
+    return (
+        f"the captured step is the first of its optimizer: it makes {made[0]}, which later ones only change, so that its "
+        "update is not theirs. Run the cell once more, or capture a later step, such as the third of a loop by "
+        "`tracefuse.capture_step(n=3)`."
+    )
 
 
 def _check_old_gradients(joint: Optimised, update: Optimised) -> None:
@@ -66,7 +81,9 @@ def _check_varying(varying: Sequence[Varying], joint: Optimised, update: Optimis
     lines = {line_of(node) for node in (*joint.program.trace.ops, *update.program.trace.ops)} | {""}
     for one in varying:
         if not one.is_shape and not is_followed(one.op, one.argument) and str(one.source or "") in lines:
-            todo = remedy(one.argument, one.source, update.program.stepped) or YOURS
+            read = any(one.here == guard.value for guard in joint.program.guards if not guard.in_optimizer)
+            yours = BATCH if is_picking(one.op) else READ if read else YOURS
+            todo = remedy(one.argument, one.source, update.program.stepped) or yours
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
@@ -113,15 +130,15 @@ def _check_carried(steps: Steps, update: Optimised) -> None:
 
 def _check_state(steps: Steps, joint: Optimised) -> None:
     """A tensor that one step makes and the next one's forward reads, such as a recurrent state: no batch, and nothing that
-    stays. What a module is called with has a name, and is given to the step."""
+    stays. What a variable holds, or a module is called with, has a name, and is given to the step."""
     lines, trace = {str(source) for source in steps.carried}, joint.program.trace
     for entry, placeholder in trace.input_pairs:
         readers = [node for node in placeholder.users if line_of(node) in lines]
-        if entry.kind == "input" and entry.name.startswith("constant") and readers:
+        if entry.kind == "input" and readers and is_unnamed(entry.name):
             raise ExportError(
                 f"the forward reads what the step before has made{where(origin(readers[0]).source)}, and a compiled step "
-                "finds only tensors that stay: make it once, before the loop, and write to it (`state.copy_(new)`), or hand "
-                "it to the model as an argument, which the step then takes."
+                "finds only tensors that stay: make it once, before the loop, and write to it (`state.copy_(new)`), or give "
+                "the tensor itself, and no `.detach()` of it, to the model as an argument, which the step then takes."
             )
 
 

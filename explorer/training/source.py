@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import fx
 
+from tracefuse.assembly.parts import is_unnamed
 from tracefuse.assembly.program import CapturedProgram, Stepped
 from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import drawn_row
@@ -26,7 +28,8 @@ from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.render import literal
 from tracefuse.optimizers.split import handed_over
-from tracefuse.optimizers.trace import Input, Output, Trace, val
+from tracefuse.optimizers.trace import Input, Output, Trace, line_of, val
+from tracefuse.training.batches import drawn
 
 _FILE = (Path(__file__).parent / "exported_step.py").read_text()
 _RUNTIME = _FILE.split("# --- copied into every exported file of a whole step ---\n")[1]
@@ -70,20 +73,21 @@ def _read(update: Trace) -> Trace:
 
 def data_of(joint: Trace, update: Trace) -> list[int]:
     """Positions of the joint trace's inputs that are data: no module's and no optimizer's, and nothing that the step writes.
-    Numbers that Python made tensors of, which are seldom given, come last; one that the update reads too is a constant."""
+    Numbers, which are seldom given, come last; one without a name that the update reads too is a constant."""
     forward = joint.split()[0]
-    written, read = {out.of for out in (*forward.outputs, *update.outputs)}, {i.name for i in update.inputs}
+    outputs, read = (*forward.outputs, *update.outputs), {i.name for i in update.inputs}
+    written = {out.of for out in outputs if out.kind != "result"}  # a result may be called as what it came of
 
     def is_number(at: int) -> bool:
         return _is_number(forward.inputs[at].name, val(forward.placeholders[at]))
 
     inputs = [(at, i.name) for at, i in enumerate(forward.inputs) if i.kind == "input"]
     found = [at for at, name in inputs if name not in written and not (name in read and is_number(at))]
-    return sorted(found, key=is_number)
+    return sorted(found, key=lambda at: val(forward.placeholders[at]).dim() == 0)
 
 
 def _is_number(name: str, tensor: torch.Tensor) -> bool:
-    return name.startswith("constant") and tensor.dim() == 0 and tensor.device.type == "cpu"
+    return is_unnamed(name) and tensor.dim() == 0 and tensor.device.type == "cpu"
 
 
 def optimizers_of(update: CapturedProgram) -> list[Stepped]:
@@ -139,6 +143,10 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     given = {at: places[i.name] for at, i in enumerate(update.inputs) if i.name in places}
     yield f"GIVEN = {given!r}  # of UPDATED, which of INPUTS it is: data that the update reads too"
     yield f"DATA_DEVICES = {[val(forward.placeholders[at]).device.type for at in data]!r}"
+    named = {placeholder.name: placeholder for placeholder in captured.trace.placeholders}
+    lines = {forward.inputs[at].name: _read_in(named[forward.inputs[at].name]) for at in data}
+    yield f"READ_IN = { {name: line for name, line in lines.items() if line}!r}  # of DATA, the lines that read it first"
+    yield f"OWN_DRAWS = {drawn(captured.trace)!r}  # lines in which a step draws data by itself"
     yield f"STEP_RESULTS = {_results(joint, update, of)!r}"
     yield f"CHANGED = {_labels(update)!r}  # what update returns"
     yield f"CAPTURED_CHANGED = {_labels(program.trace)!r}"
@@ -170,6 +178,11 @@ def _rows(title: str, trace: Trace) -> Iterator[str]:
         layout = f"{tuple(one.shape)!r}, {tuple(one.stride())!r}, {one.dtype}"
         yield f"    ({entry.name!r}, {entry.source!r}, {entry.kind!r}, {layout}),"
     yield "]"
+
+
+def _read_in(placeholder: fx.Node) -> str:
+    """The line that reads an input first, as it was captured; "" where none is known."""
+    return next((line for user in placeholder.users if (line := line_of(user))), "")
 
 
 def _handed(of: Mapping[str, Output], joint: _Halves, update: Trace) -> dict[int, tuple[str, int]]:

@@ -137,6 +137,7 @@ def bytes_written(node: fx.Node) -> int:
     return sum(_storage_bytes(tensors(node)))
 
 
+@once_per_op
 def bytes_moved(node: fx.Node) -> int:
     """Bytes read plus bytes written."""
     return bytes_read(node) + bytes_written(node)
@@ -154,6 +155,7 @@ def _storage_bytes(group: Iterable[torch.Tensor]) -> list[int]:
 # --- FLOPs ------------------------------------------------------------------------------------------------------------
 
 
+@once_per_op
 def flops(node: fx.Node) -> int:
     """Floating-point operations of the matmuls in an op (a multiply-add is two); 0 for ops without any.
 

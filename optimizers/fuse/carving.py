@@ -97,17 +97,31 @@ class Carver:
         self, nodes: list[fx.Node], obstacle: Obstacle, stands_for: Sequence[fx.Node], outputs: list[fx.Node]
     ) -> list[list[fx.Node]]:
         # Every part is smaller than `nodes`, or carving would never end: the culprit may be remade from outside.
-        inside, culprit = set(nodes), stands_for[obstacle.at]
-        before = _closure([culprit], inside)
-        if obstacle.fitting is not None:
-            upper = _closure([outputs[at] for at in obstacle.fitting], inside)
-            before = before if culprit in upper else upper
-        after = inside - before
-        if before and after:
-            return [*_connected(before), *_connected(after)]
-        alone = _with_parts(culprit) & inside
-        rest = before - alone
-        return [*_connected(rest), list(alone)] if rest and alone else []
+        rest, culprit = set(nodes), stands_for[obstacle.at]
+        groups: list[set[fx.Node]] = []
+        for values in self._cuts(rest, culprit, obstacle, outputs):
+            groups.append(_closure(values, rest))
+            rest -= groups[-1]
+        groups = [group for group in (*groups, rest) if group]
+        if len(groups) > 1:
+            return [part for group in groups for part in _connected(group)]
+        alone = _with_parts(culprit) & set(nodes)
+        before = _closure([culprit], set(nodes)) - alone
+        return [*_connected(before), list(alone)] if before and alone else []
+
+    @staticmethod
+    def _cuts(
+        inside: set[fx.Node], culprit: fx.Node, obstacle: Obstacle, outputs: list[fx.Node]
+    ) -> list[Iterable[fx.Node]]:
+        """The values that are cut off with what they need, group by group: the culprit, and with an output that does not fit
+        all others that do not. Cut off one a round, they would have the rest lowered as often as there are of them."""
+        if obstacle.fitting is None:
+            return [[culprit]]
+        fitting = {outputs[at] for at in obstacle.fitting}
+        upper = _closure(fitting, inside)
+        if culprit not in upper:
+            return [upper]
+        return [[culprit], *([output] for output in outputs if output in upper and output not in fitting)]
 
     def _turned_parts(self, whole: Piece, kernel: Kernel, stands_for: Sequence[fx.Node]) -> list[list[fx.Node]]:
         """What computes a value that is read in several orders of memory, and the rest, if apart they move fewer bytes:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import is_dense
+from tracefuse.optimizers.facts import is_dense, once_per_value
 from tracefuse.optimizers.kernels.fusible import is_free
 from tracefuse.optimizers.kernels.long_sum import POINTEE, LongSum, long_sum
 from tracefuse.optimizers.ops import aten, readers
@@ -110,9 +110,9 @@ def _is_plain_add(node: fx.Node) -> bool:
     return len(types) == 1 and None not in types
 
 
-def _summed_type(node: fx.Node) -> tuple[Any, ...] | None:
+@once_per_value
+def _summed_type(tensor: Any) -> tuple[Any, ...] | None:
     """Dtype, shape, strides and device of a value that can be summed address by address; None for others."""
-    tensor = val(node)
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in POINTEE:
         return None
     shape, stride = tuple(tensor.shape), tensor.stride()

@@ -11,7 +11,7 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import is_getitem, is_random
+from tracefuse.optimizers.ops import exchanges, is_getitem, is_random
 from tracefuse.optimizers.trace import copy_node, origin, phase, set_origin, val
 
 
@@ -46,7 +46,8 @@ def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
 
 
 def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> UnitOrder[_Unit]:
-    """The units that the outputs need, and random ops, each after its operands and otherwise in the order of the trace."""
+    """The units that the outputs need, and random ops, each after its operands and otherwise in the order of the trace, which
+    random ops and collectives keep among themselves."""
     position = {node: at for at, node in enumerate(graph.nodes)}
     draws = [n for n in graph.nodes if is_random(n) and not is_getitem(n)]
     roots = [*graph.output_node().all_input_nodes, *draws]
@@ -58,8 +59,9 @@ def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> UnitOrder[_Unit
             operands = unit.inputs if isinstance(unit, Carved) else unit.all_input_nodes
             needs[unit] = {u for n in operands if _is_op(u := provider.get(n, n))}
             stack += needs[unit]
-    for earlier, later in itertools.pairwise(draws):
-        needs[later].add(earlier)
+    for ordered in (draws, [n for n in graph.nodes if exchanges(n) and n in needs]):
+        for earlier, later in itertools.pairwise(ordered):
+            needs[later].add(earlier)
     return UnitOrder(needs, lambda unit: max(position[n] for n in _values(unit)))
 
 

@@ -29,7 +29,7 @@ from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, columns_of, rows_of
 from tracefuse.optimizers.lowering.random_ops import is_draw, is_mask
 from tracefuse.optimizers.lowering.views import SPLITS
-from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
+from tracefuse.optimizers.ops import exchanges, is_getitem, is_random, is_view, producer
 from tracefuse.optimizers.trace import nbytes, phase, tensors
 
 Sizes = tuple[int, int, int]
@@ -61,7 +61,7 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
     """The regions of a trace's graph over its `fusible` ops, in no particular order, views at their borders included."""
     depth: dict[fx.Node, int] = {}
     region_of: dict[fx.Node, Region] = {}
-    drawn = 0
+    drawn = started = 0
     for node in graph.nodes:
         links = _links(node, region_of) if node in fusible else ()
         deepest = 0
@@ -69,6 +69,8 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
             deepest = max(deepest, depth[operand] + (operand not in links and _is_border(operand)))
         if is_random(node):
             drawn = deepest = max(deepest, drawn)
+        if exchanges(node):
+            started = deepest = max(deepest, started)
         if node in fusible:
             near = {region_of[a]: None for a in links if depth[a] == deepest}
             deepest += not _join(node, list(near), region_of)

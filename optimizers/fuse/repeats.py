@@ -18,6 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.formulas.windows import ADAPTIVE_MAXIMUM, MAXIMUM, again, is_shape_only
 from tracefuse.optimizers.kernels.blocking import choose_layouts
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
@@ -36,6 +37,7 @@ million elements, to look for the largest in windows of 2 x 2, took 568 us, and 
 Spread = Callable[[fx.Node, fx.Node], float]
 
 
+@once_per_trace
 def repeated_nbytes(body: Trace) -> int:
     """The bytes that memory moves while a kernel computes again what it has computed; 0 where nothing is repeated."""
     in_windows = broadcast = 0.0
@@ -88,6 +90,7 @@ def _instructions(node: fx.Node) -> int:
     return sum(t.numel() for t in tensors(node)) * (PLAIN if is_plain else COSTLY)
 
 
+@once_per_trace
 def repeated_value(body: Trace) -> int | None:
     """The place in the body's graph of the last value computed there that overlapping windows or a wider op read; None without
     one."""

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.facts import once_per_value, tensors_in
+from tracefuse.optimizers.facts import once_per_trace, once_per_value, tensors_in
 from tracefuse.optimizers.formulas.windows import is_shape_only
 from tracefuse.optimizers.kernels.naming import Names
 from tracefuse.optimizers.lowering.composites import CONSTANTS, fill_value
@@ -96,6 +96,15 @@ def make_kernel(
     if key not in known:
         known[key] = _named(key, _body(ops, inputs, outputs))
     return known[key], [*inputs, *ops]
+
+
+def kernel_of(body: Trace, known: dict[str, Kernel]) -> Kernel:
+    """The kernel with this `body`, which is one as kernels have them. Of equal ones in `known` there is one, as in
+    `make_kernel`."""
+    key = _key(body.placeholders, body.ops, body.returned)
+    if key not in known:
+        known[key] = _named(key, body)
+    return known[key]
 
 
 def _check_inputs(inputs: Sequence[fx.Node]) -> None:
@@ -226,6 +235,7 @@ def orders_read(body: Trace) -> dict[fx.Node, set[bool]]:
     return orders
 
 
+@once_per_trace
 def turned_value(body: Trace) -> int | None:
     """The place in the body's graph of the first value computed there that is needed both as it is and turned.
 

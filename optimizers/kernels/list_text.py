@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.kernels.functions import element_lines, total_lines
+from tracefuse.optimizers.kernels.launch import bound_launch
 from tracefuse.optimizers.kernels.lists import ELEMENTS, ListKernel, ListTotal
 from tracefuse.optimizers.lowering.indexing import variable
 from tracefuse.optimizers.lowering.layouts import COL, GUESS, Layout, Tuning
@@ -24,7 +25,7 @@ BLOCK = 1024
 """Elements that a program works on."""
 TOTAL_BLOCK = 8192
 """Elements that a program adds up."""
-FINISH_BLOCK = 4096
+FINISH_BLOCK, FINISH_WARPS = 4096, 16
 
 POINTEE = {
     torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16",
@@ -58,7 +59,13 @@ def list_launcher(kernel: ListKernel, tuning: Tuning = GUESS) -> str:
     size, warps = block_of(kernel, tuning)
     lists = [n for n, is_shared in zip(names, kernel.shared, strict=True) if not is_shared]
     given = [n for n, is_shared in zip(names, kernel.shared, strict=True) if is_shared]
+    bound = bound_launch(f"{kernel.name}_kernel", warps, {"COLS": size})
+    if isinstance(kernel, ListTotal):
+        bound += bound_launch(f"{kernel.name}_finish", FINISH_WARPS, {"COLS": FINISH_BLOCK})
     lines = [
+        *bound,
+        "",
+        "",
         f"def {kernel.name}({', '.join(names)}):",
         f"    if not {names[0]}[0].is_cuda and isinstance({kernel.name}_kernel, triton.JITFunction):",
         f"        return {by_aten(kernel)}",
@@ -77,11 +84,11 @@ def list_launcher(kernel: ListKernel, tuning: Tuning = GUESS) -> str:
         launched.append("partial")
     lines += [
         "    if programs:",
-        f"        launch({kernel.name}_kernel, programs, {', '.join(launched)}, COLS={size}, num_warps={warps})",
+        f"        launch_{kernel.name}_kernel(programs, {', '.join(launched)})",
     ]
     if isinstance(kernel, ListTotal):
         lines += [
-            f"    launch({kernel.name}_finish, 1, partial, parts, total, COLS={FINISH_BLOCK}, num_warps=16)",
+            f"    launch_{kernel.name}_finish(1, partial, parts, total)",
             "    return total",
         ]
     else:

@@ -121,6 +121,9 @@ def _launcher(kernel: LongSum) -> str:
     # The strides of single elements do not matter.
     fits = "t.data_ptr() % 16 == 0" + (f" and t.stride() == {stride}" if math.prod(shape) > 1 else "")
     return f"""\
+launch_{kernel.name}_kernel = launcher({kernel.name}_kernel, num_warps={NUM_WARPS}, COLS={BLOCK})
+
+
 def {kernel.name}(*operands):
     is_cuda = operands[0].is_cuda
     if not is_cuda and isinstance({kernel.name}_kernel, triton.JITFunction):
@@ -132,6 +135,6 @@ def {kernel.name}(*operands):
     if is_cuda:
         table = table.pin_memory().to(operands[0].device, non_blocking=True)
     total = {empty}
-    launch({kernel.name}_kernel, {kernel.programs}, table, total, COLS={BLOCK}, num_warps={NUM_WARPS})
+    launch_{kernel.name}_kernel({kernel.programs}, table, total)
     return total
 """

@@ -3,6 +3,7 @@
     kernel_source(kernel) = @triton.jit def NAME_kernel     one program per block
                             @triton.jit def NAME_finish     where columns are summed in two steps: of chunks, then of those
                             def NAME_reference              the ATen ops, for the CPU
+                            launch_NAME_kernel = ...        the launch of each jitted function, bound to what never changes
                             def NAME                        allocates the results, launches
 
 The text needs `tracefuse.optimizers.kernels.launch.HEADER` above it and nothing else.
@@ -21,8 +22,10 @@ from torch import fx
 from tracefuse.optimizers.costs.cost import touched_bytes
 from tracefuse.optimizers.kernels.functions import Buffer, Function, LoweredKernel, lower
 from tracefuse.optimizers.kernels.kernel import Kernel, orders_read, read_bytes
+from tracefuse.optimizers.kernels.launch import LINE_LENGTH, bound_launch
 from tracefuse.optimizers.kernels.list_text import (
     FINISH_BLOCK,
+    FINISH_WARPS,
     block_of,
     by_aten,
     finish_dtypes,
@@ -38,8 +41,6 @@ from tracefuse.optimizers.lowering.layouts import BLOCK_NAMES, GUESS, Tuning
 from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.render import render_op
 from tracefuse.optimizers.trace import human_bytes, nbytes, tensor_type, val
-
-LINE_LENGTH = 110
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _list_launches(kernel: ListKernel, tuning: Tuning) -> Iterator[Launch]:
     size, warps = block_of(kernel, tuning)
     yield Launch(f"{kernel.name}_kernel", launched_dtypes(kernel), {"COLS": size}, 1, warps)
     if isinstance(kernel, ListTotal):
-        yield Launch(f"{kernel.name}_finish", finish_dtypes(kernel), {"COLS": FINISH_BLOCK}, 1, 16)
+        yield Launch(f"{kernel.name}_finish", finish_dtypes(kernel), {"COLS": FINISH_BLOCK}, 1, FINISH_WARPS)
 
 
 def _list_source(kernel: ListKernel, tuning: Tuning, refused: str | None) -> str:
@@ -205,22 +206,25 @@ def _launcher(kernel: Kernel, program: LoweredKernel) -> str:
     results = {n.name: (tuple(val(n).shape), val(n).stride(), val(n).dtype) for n in body.returned}
     partials = {p.name: (p.shape, row_major(p.shape), p.dtype) for p in program.partials}
     made = {name: f"{shape}, {stride}, dtype={dtype}" for name, (shape, stride, dtype) in (results | partials).items()}
+    bound = [line for f in program.functions for line in bound_launch(f.name, f.num_warps, f.blocks)]
     return "\n".join([
+        *bound,
+        "",
+        "",
         f"def {kernel.name}({', '.join(inputs)}):",
         f"    if not {inputs[0]}.is_cuda and isinstance({first}, triton.JITFunction):",
         f"        return {kernel.name}_reference({', '.join(inputs)})",
         *(f"    {line}" for p in body.placeholders for line in _with_strides(p)),
         *(f"    {name} = torch.empty_strided({like}, device={inputs[0]}.device)" for name, like in made.items()),
-        *(line for function in program.functions for line in _launch(function)),
+        *(line for function in program.functions for line in _launched(function)),
         f"    return {', '.join(node.name for node in body.returned)}",
         "",
     ])  # fmt: skip
 
 
-def _launch(function: Function) -> list[str]:
-    blocks = [f"{name}={size}" for name, size in function.blocks.items()]
-    names = [function.name, str(function.programs), *(b.name for b in function.buffers), *blocks]
-    return _wrapped("    launch(", [*names, f"num_warps={function.num_warps}"], ")")
+def _launched(function: Function) -> list[str]:
+    names = [str(function.programs), *(b.name for b in function.buffers)]
+    return _wrapped(f"    launch_{function.name}(", names, ")")
 
 
 def _with_strides(placeholder: fx.Node) -> list[str]:

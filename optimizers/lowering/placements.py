@@ -6,13 +6,14 @@ A program computes every piece for all its lanes, masked to the range where the 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
 from tracefuse.optimizers.lowering.expressions import POINTWISE
-from tracefuse.optimizers.lowering.indexing import constant, variable
+from tracefuse.optimizers.lowering.indexing import Index, constant, variable
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, literal
 from tracefuse.optimizers.lowering.lowering import Composite, Guards, Lowering, NotFusible, Value, index_block
 from tracefuse.optimizers.lowering.views import Indices, is_index_map, operand_of_view
@@ -45,22 +46,33 @@ def _cat(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
 
 
 def _pick(self: Lowering, node: fx.Node, at: Indices, guards: Guards, dim: int, pieces: list[Part]) -> Value:
-    """The piece in which `at[dim]` lies: all are computed, each masked to its own range."""
+    """The piece in which `at[dim]` lies: all in which it can are computed, each masked to its own range."""
     _check_places(self, node)
-    index, (part, start, size), dtype = at[dim], pieces[0], COMPUTE_TYPE[val(node).dtype]
-    inside = _inside(pieces[0], at, dim)
-    if len(pieces) == 1 or index.upper < start + size:
-        return self.cast(self.value(part, inside, guards), dtype)
-    if index.const >= start + size:
-        return _pick(self, node, at, guards, dim, pieces[1:])
-    here = self.emit(node, f"{index.text} < {start + size}", "int1", index.lanes, f"in_{part.name}")
-    there = self.emit(node, f"{index.text} >= {start + size}", "int1", index.lanes, f"past_{part.name}")
-    if len(pieces) == 2:
-        last = pieces[1][0], _inside(pieces[1], at, dim)
-        _share_operand(self, (part, inside), last, guards, (here, there))
-    first = self.cast(self.value(part, inside, (*guards, here)), dtype)
-    rest = _pick(self, node, at, (*guards, there), dim, pieces[1:])
-    return _where(self, node, here, first, rest, dtype)
+    index, dtype = at[dim], COMPUTE_TYPE[val(node).dtype]
+    pieces = _reached(pieces, index)
+    picked: list[tuple[Value, Value]] = []
+    for number, (part, start, size) in enumerate(pieces[:-1]):
+        inside = _inside(pieces[number], at, dim)
+        here = self.emit(node, f"{index.text} < {start + size}", "int1", index.lanes, f"in_{part.name}")
+        there = self.emit(node, f"{index.text} >= {start + size}", "int1", index.lanes, f"past_{part.name}")
+        if number == len(pieces) - 2:
+            last = pieces[-1][0], _inside(pieces[-1], at, dim)
+            _share_operand(self, (part, inside), last, guards, (here, there))
+        picked.append((here, self.cast(self.value(part, inside, (*guards, here)), dtype)))
+        guards = (*guards, there)
+        _check_places(self, node)
+    result = self.cast(self.value(pieces[-1][0], _inside(pieces[-1], at, dim), guards), dtype)
+    for here, block in reversed(picked):
+        result = _where(self, node, here, block, result, dtype)
+    return result
+
+
+def _reached(pieces: list[Part], index: Index) -> list[Part]:
+    """Those of the pieces in which `index` can lie, at least one."""
+    first = bisect.bisect_right(pieces, index.const, key=lambda piece: piece[1] + piece[2])
+    last = bisect.bisect_right(pieces, index.upper, key=lambda piece: piece[1] + piece[2])
+    first = min(first, len(pieces) - 1)
+    return pieces[first : max(first, last) + 1]
 
 
 def _check_places(self: Lowering, node: fx.Node) -> None:

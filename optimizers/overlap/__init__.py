@@ -6,7 +6,8 @@
 The pass lets collectives of parameters and gradients start as soon as what they send is there, and computing wait for them
 where it has to; the options are those of `tracefuse.optimizers.overlap.options`. It changes when ranks exchange what, and no
 number but for the order of sums of more than two ranks: all ranks have to make the same choice. On one rank a replay answers
-collectives from the recording. This package never imports another pass, lowering or kernels.
+collectives from the recording; a graph of `torch.compile` issues its own, early and for real (`issued.py`).
+This package never imports another pass, lowering or kernels.
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ from typing import ClassVar
 
 from tracefuse.optimizers.overlap.buckets import rebucket
 from tracefuse.optimizers.overlap.gathers import gather_again, gathers_in, keep_gathered, prefetch, second_group
+from tracefuse.optimizers.overlap.issued import issued_early, issues_collectives
 from tracefuse.optimizers.overlap.options import Options
-from tracefuse.optimizers.overlap.order import places_of, reordered, start_early, wait_apart, wait_late
+from tracefuse.optimizers.overlap.order import (
+    collectives_behind,
+    is_passing_on,
+    places_of,
+    reordered,
+    start_early,
+    wait_apart,
+    wait_late,
+)
 from tracefuse.optimizers.overlap.schedule import is_collective, reduces_gradients
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import refresh_views
@@ -39,6 +49,8 @@ class Overlap(Options):
     name: ClassVar[str] = "overlap"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
+        if issues_collectives(trace):
+            return issued_early(trace, self, decide)
         if not any(is_collective(node) for node in trace.ops):
             return trace
         new = trace.copy()
@@ -65,7 +77,8 @@ class Overlap(Options):
             prefetch(gathers, places, self.prefetch, decide)
         moved = dict.fromkeys([*gathers, *reductions])
         reordered(graph, places)
-        wait_late(graph, places, moved)
+        passing = {node for node in graph.nodes if node.op == "call_function" and is_passing_on(node)}
+        wait_late(graph, places, {node for node in passing if collectives_behind(node) <= moved.keys()})
         reordered(graph, places)
         refresh_views(graph)
         return new

@@ -89,13 +89,15 @@ HOST = 8
 @dataclass(frozen=True)
 class Mesh:
     """A described machine: so many ranks of a GPU, "here" for the one that times are of, with a `near` link inside a host of
-    eight, and a `far` one between hosts."""
+    eight, and a `far` one between hosts. `beside` is the share of its speed that computing keeps beside a collective, which
+    takes multiprocessors of a GPU, or cores, for itself."""
 
     text: str
     ranks: int
     gpu: str
     near: Link
     far: Link
+    beside: float = 1.0
 
     def link(self, ranks: int) -> Link:
         """The link that decides what a group of so many ranks takes."""

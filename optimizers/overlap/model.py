@@ -1,8 +1,9 @@
 """The time of a schedule on a described machine: one stream that computes, and one that talks for each process group.
 
 A collective begins when the program starts it and what its group has to do before is over. Where several groups talk at once
-they share the link, each at an equal part of its bandwidth; a call's latency is its own. Computing goes on until it waits. The
-host is taken to be ahead, no rank to be late, and computing to be as fast beside a transfer as alone.
+they share the link, each at an equal part of its bandwidth; a call's latency is its own. Computing goes on until it waits, and
+beside a collective at the share of its speed that the machine says: at all of it where nothing is known. The host is taken to
+be ahead, and no rank to be late.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _run(schedule: Schedule, machine: Mesh, options: Options, share: float) -> t
             exposed[at] = max(0.0, ended_us - now_us)
             now_us = max(now_us, ended_us)
         if place < len(schedule.us):
-            now_us += schedule.us[place]
+            now_us = wire.computed(now_us, schedule.us[place], machine.beside)
     timed = (
         Timed(one, ranks[at], wire.began[at], wire.ended[at], exposed[at])
         for at, one in enumerate(schedule.collectives)
@@ -141,6 +142,18 @@ class _Wire:
         while number not in self.ended:
             self._until_next(float("inf"))
         return self.ended[number]
+
+    def computed(self, now_us: float, us: float, beside: float) -> float:
+        """When computing that takes `us` alone is over if it begins now; `beside` is the share of its speed that it keeps
+        while any group has something to do."""
+        if beside == 1.0:
+            return now_us + us
+        self.run(now_us)
+        while us > 1e-9 * max(1.0, self.now_us) and any(self.queues.values()):
+            began_us = self.now_us
+            self._until_next(began_us + us / beside if beside else float("inf"))
+            us -= beside * (self.now_us - began_us)
+        return self.now_us + max(us, 0.0)
 
     def run(self, until_us: float) -> None:
         """Let all groups go on until then."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx
@@ -72,15 +72,16 @@ def collectives_behind(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def wait_late(graph: fx.Graph, places: Places, moved: Mapping[fx.Node, object]) -> None:
-    """Waits for the collectives in `moved`, and views of what these gave, stand right before their first reader."""
+def wait_late(graph: fx.Graph, places: Places, passing: Collection[fx.Node]) -> None:
+    """The ops of `passing`, waits and views of what these give, stand right before their first reader, or at the end of their
+    phase where it has none."""
     last: dict[str, float] = {}
     for node in graph.nodes:
         last[phase(node)] = max(places[node], last.get(phase(node), 0.0))
     for node in reversed(graph.nodes):
-        if node.op == "call_function" and is_passing_on(node) and collectives_behind(node) <= moved.keys():
+        if node in passing:
             readers = [one for one in node.users if one.op == "call_function" and phase(one) == phase(node)]
-            firsts = (places[one] - (0.0 if is_passing_on(one) else BEFORE) for one in readers)
+            firsts = (places[one] - (0.0 if one in passing else BEFORE) for one in readers)
             places[node] = min(firsts, default=last[phase(node)] + 1)
 
 

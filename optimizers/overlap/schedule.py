@@ -116,7 +116,7 @@ def is_collective(node: fx.Node) -> bool:
 def gathers_parameters(node: fx.Node) -> bool:
     """Whether a collective gathers inputs of the step, as parameters of which each rank holds a part."""
     sent = node.args[0]
-    return kind_of(node) in ("all_gather", "gather") and bool(sent) and all(_is_of_inputs(one) for one in sent)  # type: ignore[union-attr, arg-type]
+    return kind_of(node) in ("all_gather", "gather") and bool(sent) and all(is_of_inputs(one) for one in sent)  # type: ignore[union-attr, arg-type]
 
 
 def reduces_gradients(node: fx.Node) -> bool:
@@ -160,16 +160,24 @@ def _ready(node: fx.Node, place: Mapping[fx.Node, int]) -> int:
     return place[node] + 1 if node in place else 0
 
 
-def _is_of_inputs(node: fx.Node) -> bool:
+def is_of_inputs(node: fx.Node) -> bool:
     """Whether a value is inputs of the step, joined, cast or seen otherwise, as the shards that a gather sends are."""
     above = [node]
     while above:
         one = above.pop()
         if one.op == "call_function":
-            if not (is_view(one) or is_getitem(one) or op_name_of(one) in _LAYING_OUT):
+            if not _lays_out(one):
                 return False
             above += one.all_input_nodes
     return True
+
+
+def _lays_out(node: fx.Node) -> bool:
+    """Whether an op, or all of a kernel that stands for several, computes no other numbers than it reads."""
+    body = getattr(node.target, "body", None)
+    if body is not None:
+        return all(map(_lays_out, body.ops))
+    return is_view(node) or is_getitem(node) or op_name_of(node) in _LAYING_OUT
 
 
 def op_name_of(node: fx.Node) -> str:

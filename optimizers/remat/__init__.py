@@ -80,7 +80,7 @@ from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.reasons import explain
 from tracefuse.optimizers.remat.schedule import forget, recompute
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes, recomputes
 
 __all__ = ["Remat"]
 
@@ -98,8 +98,9 @@ class Remat(RematOptions):
     def run(self, trace: Trace, decide: Decide) -> Trace:
         if kernels := [n for n in trace.ops if not packet_name(n)]:
             decide(Decision(kernels[0].name, "leave", "a fused kernel cannot be cut: apply remat before fuse"))
-            return trace.copy()
+            return trace
         new = forget(trace)
+        is_copy = len(new.ops) == len(trace.ops) and not any(map(recomputes, trace.ops))
         before, products = saved_bytes(new), expose_products(new.graph)
         forward = Forward(new)
         budgeting = Budgeting(new, forward, self)
@@ -114,11 +115,13 @@ class Remat(RematOptions):
             decisions = budgeting.as_it_was(self.memory_budget, saved_bytes(new), decisions) + _left(new, choice)
         else:
             decisions += told
+            is_copy = is_copy and not (choice.again or products)
         for decision in decisions:
             decide(decision)
         if self.between_regions and choice.rate is None:  # which is where no budget decided
-            recompute_between(new, self.producer_input_weight, self.between_chain, decide)
-        return new
+            is_copied = recompute_between(new, self.producer_input_weight, self.between_chain, decide)
+            is_copy = is_copy and not is_copied
+        return trace if is_copy else new
 
     def _outcome(self, trace: Trace, choice: Choice) -> Trace:
         """The program that `choice` comes to, after this pass and those behind it."""

@@ -57,11 +57,12 @@ from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes, recom
 _LEAST = "it weighs no more than what it could be computed from"
 
 
-def recompute_between(trace: Trace, weight: float, longest_chain: int | None, decide: Decide) -> None:
+def recompute_between(trace: Trace, weight: float, longest_chain: int | None, decide: Decide) -> bool:
     """Edit `trace` so that regions compute what they read of others where that weighs less than to read it.
 
     `weight` is the factor for what is in memory anyway; at most `longest_chain` ops are computed again one after another
-    (None: any number). Each value that crosses a border between two regions of one phase is told to `decide`.
+    (None: any number). Each value that crosses a border between two regions of one phase is told to `decide`. Returns whether
+    anything is computed again.
     """
     borders = Borders(trace.graph)
     longest = math.inf if longest_chain is None else longest_chain
@@ -69,11 +70,12 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
     for decision in _explain(borders, again):
         decide(decision)
     if not any(again.values()):
-        return
+        return False
     _copy(borders, again)
     eliminate_dead_code(trace.graph)
     refresh_views(trace.graph)
     just_in_time(trace.graph, {n for n in trace.ops if recomputes(n)})
+    return True
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def _reversed_bits(number: int) -> float:
 # --- the corners ------------------------------------------------------------------------------------------------------
 
 
-class Frontier:
+class Cuts:
     """The cuts of a forward that take the fewest seconds for their bytes. Solved when asked for, and kept."""
 
     def __init__(self, forward: Forward, options: RematOptions) -> None:
@@ -158,10 +158,15 @@ class Budgeting:
 
     def __init__(self, trace: Trace, forward: Forward, options: RematOptions, like: Budgeting | None = None) -> None:
         """`like` differs in nothing but the producer input weight, which counts where no budget does: its cuts serve again."""
-        self._forward, self._options, self._full = forward, options, saved_bytes(trace)
-        self._forecast = like._forecast if like else Forecast(trace)
+        self._trace, self._forward, self._options, self._full = trace, forward, options, saved_bytes(trace)
+        self._like = like
         if like:
-            self.frontier = like.frontier
+            self.cuts = like.cuts
+
+    @cached_property
+    def _forecast(self) -> Forecast:
+        """Made for the first peak that is asked for, and so before the trace is edited: without a budget there is none."""
+        return self._like._forecast if self._like else Forecast(self._trace)
 
     @cached_property
     def unlimited(self) -> Choice:
@@ -169,8 +174,8 @@ class Budgeting:
         return choose(self._forward, replace(self._options, memory_budget=None))
 
     @cached_property
-    def frontier(self) -> Frontier:
-        return Frontier(self._forward, self._options)
+    def cuts(self) -> Cuts:
+        return Cuts(self._forward, self._options)
 
     def limit(self, budget: float) -> int:
         """A budget in bytes: an int, and a float above 1, are bytes; a float up to 1 is a fraction of what the trace saves."""
@@ -187,7 +192,7 @@ class Budgeting:
         limit = self.limit(budget)
         if self.unlimited.nbytes <= limit:
             return self.unlimited, [Decision(NAME, "meet", f"{self._within(limit)} without it, and so changes nothing")]
-        asked = self.frontier.within(limit)
+        asked = self.cuts.within(limit)
         chosen = self._without_rise(asked, limit) if self._options.stop_at_lowest_peak else asked
         is_stopped = chosen.nbytes > max(limit, asked.nbytes)
         decisions = [self._stopped(chosen, asked, limit)] if is_stopped else []
@@ -199,7 +204,7 @@ class Budgeting:
         """`asked`, or else the choice of the next smaller budget, whose peak is none above those of larger budgets; if there
         is none, the one of the lowest peak of those."""
         levels = [level * self._full for level in LEVELS]
-        within = self.frontier.within
+        within = self.cuts.within
         larger = [self.unlimited, *(within(level) for level in levels if limit < level < self.unlimited.nbytes)]
         lowest = min(larger, key=lambda choice: (self.peak(choice), choice.nbytes))
         for choice in (asked, *(within(level) for level in levels if level < limit)):
@@ -226,7 +231,7 @@ class Budgeting:
         if made.peak(base) <= limit:
             said = f"the peak budget of {human_bytes(limit)} is met without it, and so changes nothing"
             return base, [Decision(PEAK, "meet", said)]
-        steps = (self.frontier.within(base.nbytes * (_STEPS - at) / _STEPS) for at in range(1, _STEPS + 1))
+        steps = (self.cuts.within(base.nbytes * (_STEPS - at) / _STEPS) for at in range(1, _STEPS + 1))
         choices = [base, *{one.again: one for one in steps if one.nbytes < base.nbytes}.values()]
         chosen = self._lowered(choices, limit, made)
         if chosen is None:
@@ -244,7 +249,7 @@ class Budgeting:
         limit = self.limit(budget)
         if chosen.nbytes <= limit:
             return [self._met(chosen, limit)]
-        return [self._stopped(chosen, self.frontier.within(limit), limit, base)]
+        return [self._stopped(chosen, self.cuts.within(limit), limit, base)]
 
     def _lowered(self, choices: list[Choice], limit: int, made: Outcomes) -> Choice | None:
         """The first of `choices`, which save less and less, that is within `limit`, or one between it and the one before."""
@@ -260,7 +265,7 @@ class Budgeting:
             at -= 1
         more, less = choices[at - 1], choices[at]
         for _ in range(_REFINED):
-            between = self.frontier.within((more.nbytes + less.nbytes) // 2)
+            between = self.cuts.within((more.nbytes + less.nbytes) // 2)
             if not less.nbytes < between.nbytes < more.nbytes:
                 break
             more, less = (more, between) if made.peak(between) <= limit else (between, less)

@@ -1,6 +1,6 @@
 """Filling a budget: what is left of it is spent on the values that are worth the most seconds for their bytes.
 
-The cuts at the corners of the frontier leave a gap where nothing lies between two of them: in a chain each value is cheap to
+The cuts at the corners of the curve leave a gap where nothing lies between two of them: in a chain each value is cheap to
 compute from the one before, so that all are recomputed or none. To keep one of them spares the ops that only it needs:
 those that it dominates, on the way from what is kept to what the backward reads.
 """

@@ -19,9 +19,9 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
-from tracefuse.optimizers.facts import storages
+from tracefuse.optimizers.facts import once_per_trace, storages
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.liveness import saved_values
+from tracefuse.optimizers.liveness import known_saved_values
 from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer, reached
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace, origin, phase, recomputes, tensors
@@ -82,7 +82,7 @@ def explain_saved(trace: Trace, records: Sequence[PassRecord] = ()) -> list[Save
     before = {} if unfused is None else _reasons(unfused)
     own = _reasons(trace)
     found = []
-    for saved in saved_values(trace):
+    for saved in known_saved_values(trace):
         reason = own[saved.name]
         if reason == "kernel":
             reason = before.get(saved.name, reason)
@@ -93,16 +93,11 @@ def explain_saved(trace: Trace, records: Sequence[PassRecord] = ()) -> list[Save
     return found
 
 
+@once_per_trace
 def _reasons(trace: Trace) -> dict[str, str]:
-    """By the name of every value that shares memory with a saved storage; found once for each trace."""
-    if "saved reasons" not in trace._cache:
-        trace._cache["saved reasons"] = _find_reasons(trace)
-    return trace._cache["saved reasons"]
-
-
-def _find_reasons(trace: Trace) -> dict[str, str]:
+    """By the name of every value that shares memory with a saved storage."""
     nodes = {node.name: node for node in trace.graph.nodes}
-    kept = {memory for saved in saved_values(trace) for memory in storages(nodes[saved.name])}
+    kept = {memory for saved in known_saved_values(trace) for memory in storages(nodes[saved.name])}
     groups: dict[int, list[fx.Node]] = defaultdict(list)
     for node in trace.ops:
         for memory in kept & storages(node).keys():

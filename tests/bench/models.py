@@ -127,13 +127,14 @@ def _fill(row: Row, model: nn.Module, inputs: dict[str, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Nearness:
-    """How far outputs are from what is expected: `difference` and `moved` as in a `Row`; what each may be off by, absolutely;
-    of the first that is off by more, which and by how much."""
+    """How far outputs are from what is expected: `difference` and `moved` as in a `Row`; what each may be off by, absolutely,
+    and the gradients of each source relatively; of the first that is off by more, which and by how much."""
 
     difference: float
     moved: float
     tolerance: float
     allowed: list[float]
+    gradients: dict[str, float]
     problem: str = ""
 
 
@@ -159,7 +160,9 @@ def nearness(
         if not difference <= most
     ]
     sizes = map(operator.mul, allowed, _sizes(expected))
-    return Nearness(max(off), max(moved), tolerance, list(sizes), problems[-1] if problems else "")
+    pairs = zip(capture.trace.outputs, allowed, strict=True)
+    gradients = {capture.trace.input_of(out.of).source: most for out, most in pairs if out.kind == "gradient"}
+    return Nearness(max(off), max(moved), tolerance, list(sizes), gradients, problems[-1] if problems else "")
 
 
 def names(trace: Trace) -> list[str]:

@@ -61,6 +61,7 @@ BENCHES = {
     "depth_chain": Bench("depth.py", ("--program", "chain"), limit_s=1800),
     "depth_gpt": Bench("depth.py", ("--program", "gpt"), limit_s=1800),
     "launch": Bench("launch.py"),
+    "host": Bench("overhead/host.py"),
     "fusions": Bench("fusions/fusions.py", check=True, limit_s=3600),
     "fusion_nets": Bench("fusions/fusions.py", ("--part", "nets"), check=True, limit_s=2400),
     "peers": Bench("trust/peers.py"),
@@ -73,6 +74,7 @@ BENCHES = {
     "recorder": Bench("overhead/recorder.py"),
     "capture_step": Bench("overhead/capture_step.py"),
     "loops": Bench("trust/loops.py", check=True),
+    "mended_scripts": Bench("trust/mended_scripts.py", check=True),
     "forecasts": Bench("trust/forecasts.py", check=True, limit_s=1800),
     "train": Bench("train.py", check=True),
     "train_step_curves": Bench("train_step.py", ("--part", "curves"), check=True),
@@ -82,6 +84,7 @@ BENCHES = {
     "toggle": Bench("overhead/toggle.py", check=True),
     "view": Bench("overhead/view.py"),
     "page": Bench("overhead/page.py", check=True),
+    "lengths": Bench("overhead/lengths.py", check=True),
     "pipeline": Bench("overhead/pipeline.py", check=True),
     "timeline_file": Bench("overhead/timeline_file.py"),
     "many_ranks": Bench("overhead/many_ranks.py", check=True, limit_s=2400),
@@ -104,6 +107,8 @@ ELSEWHERE = {
     "pages/pictures.py": "draws README's pictures from a page of view.py",
     "pages/people_table.py": "the table of the results of people.py",
     "cases/exported_once.py": "a process of people.py",
+    "scripts/images.py": "a process of trust/mended_scripts.py, as is the next one",
+    "scripts/texts.py": "another script",
 }
 """Scripts that are no benchmarks of their own, and what they are."""
 

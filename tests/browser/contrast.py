@@ -1,5 +1,7 @@
-"""What a test asks of a page: which of its texts, and of its legends' swatches, are too close to what is behind them, and
-which texts are cut."""
+"""The tabs of the view, and what a test asks of a page: which of its texts, and of its legends' swatches, are too close to
+what is behind them, and which texts are cut."""
+
+TABS = ("trace", "layers", "graph", "code", "timeline", "memory", "findings", "kernels", "timing", "board", "notes")
 
 # Texts that are too close to what is behind them, by WCAG 2.2's contrast (minimum), level AA.
 CONTRAST = """() => {

@@ -56,9 +56,9 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
         "clock": {
             "device": "synthetic", "kinds": ["modelled", "modelled"], "step_us": [100.0, 90.0], "predicted": [],
             "provenance": ["modelled: synthetic", "modelled: synthetic"], "chosen": "synthetic", "replays": {},
-            "choices": [["synthetic", "synthetic"]], "forecasts": 0, "error": None,
+            "choices": [["synthetic", "synthetic"]], "forecasts": 0, "error": None, "launch_us": None,
         },
-        "sentence": {"said": "A synthetic step.", "actions": []}, "looked_for": [],
+        "sentence": {"said": "A synthetic step.", "head": "A synthetic step.", "actions": []}, "looked_for": [],
         "kernels": [_kernel(name) for name in kernels], "aten": [],
         "memory": {"before": memory, "after": memory, "reasons": [], "modules": [], "why": {}},
         "baseline": {"is_pinned": False, "call": "the trace as captured", "config": _config(fused)}, "environment": {},
@@ -134,7 +134,7 @@ def _config(fused: bool) -> dict[str, Any]:
 
 def _pass(fused: bool) -> dict[str, Any]:
     return {
-        "name": "fuse", "help": "", "enabled": fused, "state": "on" if fused else "off", "ops": _SIZES, "changed": fused,
-        "saved_bytes": _SIZES, "peak_bytes": _SIZES, "seconds": 0.0, "options": [], "decisions": [],
-        "note": "", "error": None, "delta_ms": None, "delta_us": None, "needs": "", "suggests": [],
+        "name": "fuse", "help": "", "own": False, "enabled": fused, "state": "on" if fused else "off", "ops": _SIZES,
+        "changed": fused, "saved_bytes": _SIZES, "peak_bytes": _SIZES, "seconds": 0.0, "options": [], "decisions": [],
+        "note": "", "error": None, "delta_ms": None, "delta_us": None, "without": None, "needs": "", "suggests": [],
     }  # fmt: skip

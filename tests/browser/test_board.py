@@ -87,23 +87,25 @@ def test_every_row_has_a_point_and_the_shown_one_is_marked(live: Page, written: 
     )
 
 
-def test_a_row_compares_measured_with_measured_and_says_so(live: Page, written: Written) -> None:
+def test_each_column_of_times_compares_its_own_kind(live: Page, written: Written) -> None:
     board = written.boards[0] | {"rows": [dict(row) for row in written.boards[0]["rows"]]}
     row = board["rows"][1]
     # As after Measure on a CPU, where the view goes on telling a GPU: modelled it gains, measured it loses.
-    row |= {
-        "kind": "modelled",
-        "ratio": 1.13,
-        "ratio_kind": "measured",
-        "ratio_how": "measured on CPU, in the same rounds",
-    }
+    timed = {"median": 11.3, "low": 11.2, "high": 11.4, "coverage": 0.95, "samples": 20, "where": "measured on CPU"}
+    timed |= {"ratio": 1.13, "ratio_how": "measured on CPU, in the same rounds"}
+    row |= {"kind": "modelled", "ratio": 0.5, "ratio_kind": "modelled", "measured": timed}
     live.evaluate("board => set('board', board)", board)
-    cell = rows(live).nth(1).locator("td").nth(3)
-    expect(cell).to_contain_text("● +13 %")
-    expect(cell.locator(".tf-cost")).to_have_attribute("title", re.compile("measured over measured: measured on CPU"))
-    row |= {"ratio": None, "ratio_kind": "", "ratio_how": ""}
+    step, measured = rows(live).nth(1).locator("td").nth(1), rows(live).nth(1).locator("td").nth(2)
+    expect(step).to_contain_text("≡ ")
+    expect(step.locator(".tf-gain")).to_have_text("−50 %")
+    expect(step.locator(".tf-gain")).to_have_attribute("title", re.compile("modelled, both on "))
+    expect(measured).to_contain_text("11.3 ms 11.2–11.4")
+    expect(measured.locator(".tf-cost")).to_have_text("+13 %")
+    expect(measured.locator(".tf-cost")).to_have_attribute("title", re.compile("measured on CPU, in the same rounds"))
+    row |= {"ratio": None, "ratio_kind": "", "measured": None}
     live.evaluate("board => set('board', board)", board)
-    expect(cell).to_have_text("—")
+    expect(measured).to_have_text("—")
+    expect(step.locator(".tf-beside")).to_have_count(0)
 
 
 def test_points_lie_where_their_numbers_say(live: Page, written: Written) -> None:
@@ -186,6 +188,17 @@ def test_the_dialog_asks_for_a_sweep(live: Page) -> None:
     expect(dialog).to_have_count(0)
     sent = {"type": "sweep", "weights": [1, 0], "budgets": [None, 0.75, 0.5, 0.25, 0.1], "passes": ["cat"]}
     assert live.evaluate("sent.at(-1)") == sent
+
+
+def test_the_dialog_of_a_step_that_gathers_parameters_asks_what_becomes_of_them(live: Page, written: Written) -> None:
+    live.evaluate("board => set('board', board)", written.boards[1] | {"gathers": True})
+    live.get_by_test_id("tf-board-sweep").click()
+    expect(live.get_by_test_id("tf-sweep-count")).to_have_text("45 configurations")
+    live.get_by_test_id("tf-sweep-reshard-as recorded").uncheck()
+    expect(live.get_by_test_id("tf-sweep-count")).to_have_text("30 configurations")
+    expect(live.get_by_test_id("tf-sweep-pass-overlap")).to_have_count(0)  # it is asked for by what becomes of them
+    live.get_by_test_id("tf-sweep-start").click()
+    assert live.evaluate("[sent.at(-1).reshards, sent.at(-1).passes]") == [[True, False], []]
 
 
 def test_a_sweep_shows_its_progress_and_can_be_cancelled(live: Page) -> None:

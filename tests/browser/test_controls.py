@@ -10,13 +10,13 @@ import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import tracefuse
+from tests.browser.contrast import TABS
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import page as html_page
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.payload.timeline import timeline_record
 
 pytestmark = pytest.mark.browser
-TABS = ("trace", "layers", "graph", "code", "timeline", "memory", "findings", "kernels", "timing", "board", "notes")
 # Notes where the keyboard is; false once it has left the view.
 NOTE = """() => {
     const at = document.activeElement;

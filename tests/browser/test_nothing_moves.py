@@ -15,7 +15,7 @@ import torch
 from playwright.sync_api import Page, expect
 
 import tracefuse
-from tests.browser.contrast import CONTRAST, CUT
+from tests.browser.contrast import CONTRAST, CUT, TABS
 from tracefuse.config.names import PASSES
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import page as html_page
@@ -23,7 +23,6 @@ from tracefuse.widgets.view.explorer import Explorer
 
 pytestmark = pytest.mark.browser
 
-TABS = ("trace", "layers", "graph", "code", "timeline", "memory", "findings", "kernels", "timing", "board", "notes")
 WIDTHS = (800, 1024, 1170, 1440)
 # Payloads by number, as `opened` holds them, and what else is shown.
 IDLE = {"busy": "", "progress": None, "text": "", "error": None}

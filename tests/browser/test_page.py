@@ -11,6 +11,7 @@ import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import tracefuse
+from tests.browser.contrast import TABS
 from tracefuse.config.names import PASSES
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import write_html
@@ -231,19 +232,7 @@ def test_the_address_is_a_link_to_what_is_open_and_selected(page: Page, browser:
 
 
 def test_every_panel_works_on_what_is_stored(page: Page) -> None:
-    for tab in (
-        "trace",
-        "layers",
-        "graph",
-        "code",
-        "timeline",
-        "memory",
-        "findings",
-        "kernels",
-        "timing",
-        "board",
-        "notes",
-    ):
+    for tab in TABS:
         page.get_by_test_id(f"tf-tab-{tab}").click()
         expect(page.get_by_test_id(f"tf-tab-{tab}")).to_have_attribute("aria-selected", "true")
         body = page.locator(".tf-tab-body > *")

@@ -77,6 +77,11 @@ def sent(page: Page) -> list[dict[str, Any]]:
     return page.evaluate("() => { const found = window.sent; window.sent = []; return found; }")
 
 
+def answered(page: Page, message: dict[str, Any]) -> None:
+    """What a kernel says when it is done with a choice."""
+    page.evaluate("message => received({ type: 'answered', to: message })", message)
+
+
 def details(page: Page) -> Locator:
     return page.get_by_test_id("tf-details")
 
@@ -112,6 +117,48 @@ def test_space_switches_the_pass_that_was_walked_to(live: Page) -> None:
     live.keyboard.press("End")
     live.keyboard.press("Space")
     assert sent(live) == [{"type": "configure", "changes": {"overlap": True}}]
+
+
+def test_a_switch_moves_at_once_and_says_that_its_numbers_are_on_the_way(live: Page) -> None:
+    cat, fuse = live.get_by_test_id("tf-toggle-cat"), live.get_by_test_id("tf-toggle-fuse")
+    row = live.get_by_test_id("tf-pass-cat")
+    before = live.evaluate("state.payload.summary.ops")
+    cat.click()
+    expect(cat).not_to_be_checked()
+    expect(cat).to_be_focused()
+    expect(row).to_have_attribute("aria-busy", "true")
+    expect(row).to_contain_text("waiting for the kernel…")
+    fuse.click()
+    expect(fuse).not_to_be_checked()
+    live.evaluate("set('status', { ...state.status, busy: 'passes' })")
+    expect(row).to_contain_text("computing its numbers…")
+    assert live.evaluate("state.payload.summary.ops") == before
+    live.evaluate("set('payload', {...state.payload, config: {...state.payload.config, cat: false}})")
+    expect(row).not_to_have_attribute("aria-busy", "true")
+    expect(live.get_by_test_id("tf-pass-fuse")).to_have_attribute("aria-busy", "true")
+    expect(fuse).not_to_be_checked()
+    live.keyboard.press("Control+z")
+    expect(fuse).to_be_checked()
+    assert [one["changes"] for one in sent(live)] == [{"cat": False}, {"fuse": False}, {"fuse": True}]
+
+
+def test_a_switch_goes_back_with_a_word_where_the_kernel_refuses(live: Page) -> None:
+    cat = live.get_by_test_id("tf-toggle-cat")
+    cat.click()
+    expect(cat).not_to_be_checked()
+    error = {"panel": "passes", "at": "cat", "message": "cat is refused: try another"}
+    live.evaluate("error => set('status', { ...state.status, error })", error)
+    expect(cat).to_be_checked()
+    expect(live.get_by_test_id("tf-pass-cat").get_by_role("alert")).to_have_text("cat is refused: try another")
+    expect(live.get_by_test_id("tf-undo")).to_be_disabled()
+
+
+def test_a_switch_goes_back_where_the_kernel_is_gone(live: Page) -> None:
+    live.get_by_test_id("tf-toggle-cat").click()
+    expect(live.get_by_test_id("tf-toggle-cat")).not_to_be_checked()
+    live.evaluate("set('live', false)")
+    expect(live.get_by_test_id("tf-toggle-cat")).to_be_checked()
+    expect(live.get_by_test_id("tf-undo")).to_be_disabled()
 
 
 def test_a_decisions_value_leads_to_it_and_back(page: Page, press: Callable[[Locator], None]) -> None:
@@ -165,7 +212,10 @@ def test_a_pass_that_failed_says_so_in_its_row(live: Page) -> None:
 
 def test_what_a_pass_adds_to_the_time_stands_in_its_row(live: Page) -> None:
     delta = live.get_by_test_id("tf-pass-fuse").locator(".tf-pass-head .tf-delta")
-    expect(delta).to_have_attribute("title", re.compile("what it changed of the step .* modelled for H100"))
+    expect(delta).to_have_attribute(
+        "title", re.compile("the step with it minus the step without it, modelled for H100")
+    )
+    expect(delta).not_to_have_class(re.compile("tf-is-stale"))
     live.evaluate(MEASURED)
     expect(delta).to_have_text("−1.20 ±0.20 ms")
     expect(delta).to_have_class(re.compile("tf-gain"))
@@ -203,11 +253,16 @@ def test_a_parameter_is_frozen_from_itself_or_its_gradient(
 ) -> None:
     live.evaluate("(name) => set('selected', name)", value)
     press(live.get_by_test_id("tf-freeze-one"))
-    assert sent(live) == [{"type": "configure", "changes": {"freeze": ["h.0.mlp.up.weight"]}}]
+    (asked,) = sent(live)
+    assert asked == {"type": "configure", "changes": {"freeze": ["h.0.mlp.up.weight"]}}
     live.evaluate("set('payload', {...state.payload, config: {...state.payload.config, freeze: ['h.*']}})")
+    expect(details(live)).to_contain_text("frozen by “h.0.mlp.up.weight”")  # that has no answer yet
+    answered(live, asked)
     expect(details(live)).to_contain_text("frozen by “h.*”")
     press(live.get_by_test_id("tf-freeze-one"))
-    assert sent(live) == [{"type": "configure", "changes": {"freeze": ["h.*", "!h.0.mlp.up.weight"]}}]
+    (asked,) = sent(live)
+    assert asked == {"type": "configure", "changes": {"freeze": ["h.*", "!h.0.mlp.up.weight"]}}
+    answered(live, asked)
     press(live.get_by_test_id("tf-drop-h.*"))
     assert sent(live) == [{"type": "configure", "changes": {"freeze": []}}]
 

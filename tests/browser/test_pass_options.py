@@ -129,9 +129,10 @@ def test_an_option_that_is_changed_is_sent_with_the_others(page: Page, press: Ca
     page.get_by_test_id("tf-options-trimmed").click()
     press(page.get_by_test_id("tf-option-trimmed-eager"))
     assert sent(page) == [{"trimmed": {"level": "3", "eager": True}}]
+    expect(page.get_by_test_id("tf-option-trimmed-eager")).to_be_checked()  # at once, and kept by the next choice
     page.get_by_test_id("tf-option-trimmed-level").fill("")
     page.keyboard.press("Enter")
-    assert sent(page) == [{"trimmed": {"level": "2"}}], "an empty field is the default"
+    assert sent(page) == [{"trimmed": {"level": "2", "eager": True}}], "an empty field is the default"
 
 
 def test_an_error_stands_in_the_row_and_what_was_typed_stays(page: Page) -> None:
@@ -143,6 +144,17 @@ def test_an_error_stands_in_the_row_and_what_was_typed_stays(page: Page) -> None
     expect(page.get_by_test_id("tf-option-trimmed-level")).to_have_value("many")
     expect(page.get_by_test_id("tf-option-trimmed-level")).to_be_visible()
     expect(page.get_by_test_id("tf-option-trimmed-level")).to_be_focused()
+
+
+def test_names_that_are_refused_stay_where_they_were_typed(page: Page) -> None:
+    field = page.get_by_test_id("tf-freeze")
+    field.fill("nothing.*")
+    page.keyboard.press("Enter")
+    assert sent(page) == [{"freeze": ["nothing.*"]}]
+    expect(page.get_by_test_id("tf-drop-nothing.*")).to_be_visible()
+    page.evaluate("set('status', {...state.status, error: {panel: 'passes', at: 'freeze', message: 'no parameter'}})")
+    expect(page.get_by_test_id("tf-drop-nothing.*")).to_have_count(0)
+    expect(field).to_have_value("nothing.*")
 
 
 def test_a_pass_of_the_users_own_is_a_switch(page: Page, press: Callable[[Locator], None]) -> None:

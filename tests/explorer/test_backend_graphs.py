@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tracefuse.backend import tracefuse as backend
 from tracefuse.dynamo import graphed_halves
+from tracefuse.execution import sharing
 
 gpu = pytest.mark.gpu
 
@@ -33,9 +34,12 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture
-def recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+@pytest.fixture(params=["copied", "shared"])
+def recorded(device: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    """Graphs that copy all of these small tensors, and graphs that share what they may."""
     torch._dynamo.reset()
+    if request.param == "shared":
+        monkeypatch.setattr(sharing, "LEAST", 1)
     made = Recorded()
     kind = FakeGraphs if device == "cpu" else graphed_halves.Graphs
 
@@ -331,6 +335,28 @@ def test_several_graphs_of_a_model_and_several_sizes(device: str, recorded: Reco
     steps()
     same(model, eager)
     assert recorded.replays() >= 8
+
+
+def test_what_stays_and_dies_is_not_copied(device: str, recorded: Recorded) -> None:
+    eager, model, run = pair(device)
+    x = draw(device)
+
+    def steps() -> None:
+        for _ in range(6):
+            x.copy_(draw(device))
+            for called in (eager, run):
+                for p in called.parameters():
+                    p.grad = None
+                called(x).square().mean().backward()
+
+    quietly(steps)
+    same(model, eager)
+    assert recorded.replays() == 12
+    (graphs,) = recorded
+    in_place = [t.data_ptr() == x.data_ptr() for t in graphs.inputs.recorded]
+    made = {t.data_ptr() for t in graphs.gradients.made}
+    own = [p.grad.data_ptr() in made for p in model.parameters()]
+    assert (any(in_place), all(own)) == ((sharing.LEAST == 1,) * 2)
 
 
 def test_results_that_share_memory_do_so_as_copies(device: str, recorded: Recorded) -> None:

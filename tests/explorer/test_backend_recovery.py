@@ -188,6 +188,32 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
     return made
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_autograds_own_compiling_that_fails(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that vary are compiled for while the model runs."""
+    monkeypatch.setattr(tracefuse.backend, "aot_autograd", lambda **_: broken)
+    said = said_while_it_trains_as_eager(dynamic=dynamic)
+    assert said
+    assert all("op by op" in one and "injected" in one for one in said)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda net: net, lambda net: nn.Sequential(net, nn.ReLU())], ids=["alone", "in a net"]
+)
+def test_nested_tensors_run_op_by_op(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    linear, sequences = nn.Linear(8, 8), [torch.randn(length, 8) for length in (3, 5)]
+    model = wrap(linear)
+
+    def trained(run: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        given = torch.nested.nested_tensor(sequences, layout=torch.jagged)
+        loss = torch.nested.to_padded_tensor(run(given), 0.0).square().mean()
+        return loss, *torch.autograd.grad(loss, list(model.parameters()))
+
+    with pytest.warns(UserWarning, match="nested tensors, whose lengths are data: pad them"):
+        ours = trained(torch.compile(model, backend=backend))
+    torch.testing.assert_close(ours, trained(model), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("half", ["forward", "backward"])
 def test_a_half_that_fails_runs_op_by_op(
     half: str, generated: list[ModuleType], monkeypatch: pytest.MonkeyPatch

@@ -500,20 +500,6 @@ def test_a_module_that_would_talk_to_other_processes_is_captured(one_process: No
     replayed(run, trained=model.parameters())
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-def test_a_sharded_module_without_other_processes_is_refused_by_name(one_process: None) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    captured = tracefuse.capture(lambda: model(torch.randn(4, 3)).sum().backward())
-    with pytest.raises(
-        CaptureError, match=r"gives the memory of one of its inputs back.*Capture the module before it is"
-    ):
-        _ = captured.trace
-
-
 INTERPRETED = """
 import torch, triton, triton.language as tl
 import tracefuse

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.optimizers.trace import Trace
@@ -120,3 +120,41 @@ def test_a_tensor_that_gave_its_memory_back_is_filled_anew() -> None:
     other = torch.randn(4)
     inputs = [other if entry.source == "y" else torch.zeros(4) for entry in captured.trace.inputs]
     assert torch.equal(tracefuse.replay(captured.trace, inputs)[0], other + 1)
+
+
+def given_data(average: Tensor, weight: Tensor) -> None:
+    average.data = average.data * 0.9 + weight.data * 0.1
+
+
+def given_by_set(average: Tensor, weight: Tensor) -> None:
+    average.set_(average * 0.9 + weight.data * 0.1)
+
+
+def copied(average: Tensor, weight: Tensor) -> None:
+    average.copy_(average * 0.9 + weight * 0.1)
+
+
+@pytest.mark.parametrize(
+    ("follow", "said"),
+    [(given_data, "`average.data = …` gives"), (given_by_set, "`average.set_(…)` gives"), (copied, "")],
+    ids=lambda given: getattr(given, "__name__", None),
+)
+def test_an_average_that_a_compiled_step_leaves_alone_is_named(
+    follow: Callable[[Tensor, Tensor], None], said: str
+) -> None:
+    torch.manual_seed(0)
+    model, x, average = nn.Linear(4, 4), torch.randn(2, 4), torch.zeros(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with tracefuse.capture_step(n=2) as captured:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                follow(average, model.weight)
+    step, before = captured.optimize().compile(), average.clone()
+    step(x)
+    assert torch.equal(before, average) == bool(said)
+    assert [one.partition(" a tensor other memory")[0] for one in captured.unrecorded] == [said] * bool(said)
+    assert all(one.endswith("write `average.copy_(…)` under `torch.no_grad()`.") for one in captured.unrecorded)

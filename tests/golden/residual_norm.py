@@ -4,7 +4,7 @@ import triton.language as tl
 
 _knobs = triton.knobs.runtime
 _is_known = triton.__version__.startswith(("3.6.", "3.7.", "3.8.", "3.9.")) and torch.version.hip is None
-_machine_code = {}  # By the kernels' `id`: all are of this file, and live as long as it does.
+_is_flat = triton.__version__.startswith("3.6.")
 
 
 def _public_stream(device):
@@ -12,32 +12,50 @@ def _public_stream(device):
 
 
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
-def launch(kernel, programs, *tensors, num_warps, **blocks):
-    """`kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)` on the GPU of the first tensor, at less cost to the host.
+def _call_of(machine_code):
+    """What to call for a launch, the function on the GPU, and what stands between that and the addresses."""
+    run, function = machine_code.run, machine_code.function
+    of_hooks = (machine_code.packed_metadata, None, None, None)
+    if _is_flat and not (run.global_scratch_size or run.profile_scratch_size):
+        return run.launch, function, (run.launch_cooperative_grid, run.launch_pdl, None, None, *of_hooks)
+    return run, function, of_hooks
+
+
+def launcher(kernel, num_warps, **blocks):
+    """A function of `programs` and `*tensors`, which is `kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)` on the
+    GPU of the first tensor, at less cost to the host.
 
     The machine code of an earlier launch serves again where the same addresses are multiples of 16.
     """
-    device = tensors[0].get_device()
-    if device >= 0 and torch.cuda.current_device() != device:
-        with torch.cuda.device(device):
-            return launch(kernel, programs, *tensors, num_warps=num_warps, **blocks)
-    # Triton refuses by name a tensor that lies elsewhere; as an address it could not.
-    addresses = [t.data_ptr() for t in tensors if t.get_device() == device]
-    constants = blocks.values()
-    key = (id(kernel), device, num_warps, *constants, *[a % 16 == 0 for a in addresses])
-    found = _machine_code.get(key)
-    before, after = _knobs.launch_enter_hook, _knobs.launch_exit_hook
-    if found is None or getattr(before, "calls", before) or getattr(after, "calls", after):
-        # Triton 3.9 warns where fused multiply-adds are not asked for, and later versions leave them out.
-        found = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps, enable_fp_fusion=True)
-        if _is_known and len(addresses) == len(tensors):
-            _machine_code[key] = found
-        return
-    found.run(
-        programs, 1, 1, _stream(device), found.function, found.packed_metadata, None, None, None, *addresses, *constants
-    )
+    calls = {}  # By GPU where all addresses are, as torch's memory begins at multiples of 512; else by GPU and which are.
+    constants = tuple(blocks.values())
+
+    def launch(programs, *tensors):
+        device = tensors[0].get_device()
+        if 0 <= device != _current_device():
+            with torch.cuda.device(device):
+                return launch(programs, *tensors)
+        key = device
+        addresses = [at for t in tensors if t.get_device() == device and not (at := t.data_ptr()) & 15]
+        if len(addresses) < len(tensors):
+            # Triton refuses by name a tensor that lies elsewhere; as an address it could not.
+            addresses = [t.data_ptr() for t in tensors if t.get_device() == device]
+            key = (device, *[at % 16 == 0 for at in addresses])
+        found = calls.get(key)
+        before, after = _knobs.launch_enter_hook, _knobs.launch_exit_hook
+        if found is None or getattr(before, "calls", before) or getattr(after, "calls", after):
+            # Triton 3.9 warns where fused multiply-adds are not asked for, and later versions leave them out.
+            made = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps, enable_fp_fusion=True)
+            if _is_known and made is not None and len(addresses) == len(tensors):
+                calls[key] = _call_of(made)
+            return
+        call, function, between = found
+        call(programs, 1, 1, _stream(device), function, *between, *addresses, *constants)
+
+    return launch
 
 
 # fused_add_native_layer_norm_75e4b5: 2 ATen ops; reads 24 MiB, writes 24.03 MiB, each element counted once.
@@ -92,6 +110,11 @@ def fused_add_native_layer_norm_75e4b5_reference(x, residual, weight, bias):
     return add, normed, mean, rstd
 
 
+launch_fused_add_native_layer_norm_75e4b5_kernel = launcher(
+    fused_add_native_layer_norm_75e4b5_kernel, num_warps=4, ROWS=2, COLS=1024
+)
+
+
 def fused_add_native_layer_norm_75e4b5(x, residual, weight, bias):
     if not x.is_cuda and isinstance(fused_add_native_layer_norm_75e4b5_kernel, triton.JITFunction):
         return fused_add_native_layer_norm_75e4b5_reference(x, residual, weight, bias)
@@ -107,8 +130,5 @@ def fused_add_native_layer_norm_75e4b5(x, residual, weight, bias):
     normed = torch.empty_strided((8192, 768), (768, 1), dtype=torch.bfloat16, device=x.device)
     mean = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
     rstd = torch.empty_strided((8192, 1), (1, 1), dtype=torch.bfloat16, device=x.device)
-    launch(
-        fused_add_native_layer_norm_75e4b5_kernel, 4096, x, residual, weight, bias, add, normed, mean, rstd, ROWS=2,
-        COLS=1024, num_warps=4,
-    )
+    launch_fused_add_native_layer_norm_75e4b5_kernel(4096, x, residual, weight, bias, add, normed, mean, rstd)
     return add, normed, mean, rstd

@@ -4,7 +4,7 @@ import triton.language as tl
 
 _knobs = triton.knobs.runtime
 _is_known = triton.__version__.startswith(("3.6.", "3.7.", "3.8.", "3.9.")) and torch.version.hip is None
-_machine_code = {}  # By the kernels' `id`: all are of this file, and live as long as it does.
+_is_flat = triton.__version__.startswith("3.6.")
 
 
 def _public_stream(device):
@@ -12,32 +12,50 @@ def _public_stream(device):
 
 
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
-def launch(kernel, programs, *tensors, num_warps, **blocks):
-    """`kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)` on the GPU of the first tensor, at less cost to the host.
+def _call_of(machine_code):
+    """What to call for a launch, the function on the GPU, and what stands between that and the addresses."""
+    run, function = machine_code.run, machine_code.function
+    of_hooks = (machine_code.packed_metadata, None, None, None)
+    if _is_flat and not (run.global_scratch_size or run.profile_scratch_size):
+        return run.launch, function, (run.launch_cooperative_grid, run.launch_pdl, None, None, *of_hooks)
+    return run, function, of_hooks
+
+
+def launcher(kernel, num_warps, **blocks):
+    """A function of `programs` and `*tensors`, which is `kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)` on the
+    GPU of the first tensor, at less cost to the host.
 
     The machine code of an earlier launch serves again where the same addresses are multiples of 16.
     """
-    device = tensors[0].get_device()
-    if device >= 0 and torch.cuda.current_device() != device:
-        with torch.cuda.device(device):
-            return launch(kernel, programs, *tensors, num_warps=num_warps, **blocks)
-    # Triton refuses by name a tensor that lies elsewhere; as an address it could not.
-    addresses = [t.data_ptr() for t in tensors if t.get_device() == device]
-    constants = blocks.values()
-    key = (id(kernel), device, num_warps, *constants, *[a % 16 == 0 for a in addresses])
-    found = _machine_code.get(key)
-    before, after = _knobs.launch_enter_hook, _knobs.launch_exit_hook
-    if found is None or getattr(before, "calls", before) or getattr(after, "calls", after):
-        # Triton 3.9 warns where fused multiply-adds are not asked for, and later versions leave them out.
-        found = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps, enable_fp_fusion=True)
-        if _is_known and len(addresses) == len(tensors):
-            _machine_code[key] = found
-        return
-    found.run(
-        programs, 1, 1, _stream(device), found.function, found.packed_metadata, None, None, None, *addresses, *constants
-    )
+    calls = {}  # By GPU where all addresses are, as torch's memory begins at multiples of 512; else by GPU and which are.
+    constants = tuple(blocks.values())
+
+    def launch(programs, *tensors):
+        device = tensors[0].get_device()
+        if 0 <= device != _current_device():
+            with torch.cuda.device(device):
+                return launch(programs, *tensors)
+        key = device
+        addresses = [at for t in tensors if t.get_device() == device and not (at := t.data_ptr()) & 15]
+        if len(addresses) < len(tensors):
+            # Triton refuses by name a tensor that lies elsewhere; as an address it could not.
+            addresses = [t.data_ptr() for t in tensors if t.get_device() == device]
+            key = (device, *[at % 16 == 0 for at in addresses])
+        found = calls.get(key)
+        before, after = _knobs.launch_enter_hook, _knobs.launch_exit_hook
+        if found is None or getattr(before, "calls", before) or getattr(after, "calls", after):
+            # Triton 3.9 warns where fused multiply-adds are not asked for, and later versions leave them out.
+            made = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps, enable_fp_fusion=True)
+            if _is_known and made is not None and len(addresses) == len(tensors):
+                calls[key] = _call_of(made)
+            return
+        call, function, between = found
+        call(programs, 1, 1, _stream(device), function, *between, *addresses, *constants)
+
+    return launch
 
 
 # fused_cos_to_copy_mul_add_fff991: 13 ATen ops; reads 322 MiB, writes 320 MiB, each element counted once.
@@ -110,6 +128,11 @@ def fused_cos_to_copy_mul_add_fff991_reference(t, freqs):
     return cat_1
 
 
+launch_fused_cos_to_copy_mul_add_fff991_kernel = launcher(
+    fused_cos_to_copy_mul_add_fff991_kernel, num_warps=2, ROWS=32, COLS=128
+)
+
+
 def fused_cos_to_copy_mul_add_fff991(t, freqs):
     if not t.is_cuda and isinstance(fused_cos_to_copy_mul_add_fff991_kernel, triton.JITFunction):
         return fused_cos_to_copy_mul_add_fff991_reference(t, freqs)
@@ -118,5 +141,5 @@ def fused_cos_to_copy_mul_add_fff991(t, freqs):
     if freqs.stride() != (128, 128, 128, 1):
         freqs = torch.empty_strided(freqs.shape, (128, 128, 128, 1), dtype=freqs.dtype, device=freqs.device).copy_(freqs)
     cat_1 = torch.empty_strided((4096, 10, 32, 128), (40960, 4096, 128, 1), dtype=torch.bfloat16, device=t.device)
-    launch(fused_cos_to_copy_mul_add_fff991_kernel, 40960, t, freqs, cat_1, ROWS=32, COLS=128, num_warps=2)
+    launch_fused_cos_to_copy_mul_add_fff991_kernel(40960, t, freqs, cat_1)
     return cat_1

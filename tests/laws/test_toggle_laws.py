@@ -8,6 +8,9 @@ from typing import Any
 import programs
 import pytest
 import torch
+from drawn_programs import Drawn
+from drawn_programs import programs as programs_of
+from drawn_trials import differentiated, trying
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from own_passes import halved, made
@@ -15,7 +18,9 @@ from own_passes import halved, made
 import tracefuse
 from tracefuse.config import registry
 from tracefuse.config.configuration import Config
-from tracefuse.optimizers.passes import final, run_pipeline
+from tracefuse.optimizers.fuse import carving
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.passes import PassRecord, final, run_pipeline
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.view.explorer import Explorer
 
@@ -62,9 +67,29 @@ def from_scratch(capture: tracefuse.Capture, config: Config) -> str:
     return final(capture.trace, run_pipeline(capture.trace, config.passes(), on_error="record")).code
 
 
+def alone(capture: tracefuse.Capture, config: Config) -> list[PassRecord]:
+    """The record of each pass on a trace of its own, about which nothing is known."""
+    found: list[PassRecord] = []
+    trace = capture.trace
+    for one in config.passes():
+        given, unknown = trace.copy(), {"value_facts", "op_facts"}
+        for node in given.graph.nodes:
+            node.meta = {key: value for key, value in node.meta.items() if key not in unknown}
+        carving._known.clear()
+        found += run_pipeline(given, [one], on_error="record")
+        trace = found[-1].after
+    return found
+
+
+def told(step: PassRecord) -> tuple[Any, ...]:
+    kernels = {node.target.key: node.target for node in step.after.ops if isinstance(node.target, Kernel)}
+    sources = [(kernel.name, kernel.source, kernel.nbytes) for kernel in kernels.values()]
+    return step.name, step.after.code, sources, step.decisions, step.error
+
+
 def shown(found: dict[str, Any]) -> dict[str, Any]:
-    """A payload without what a clock said."""
-    passes = [{**row, "seconds": None} for row in found["passes"]]
+    """A payload without what a clock said, and without the steps beside the shown one that are known by chance."""
+    passes = [{**row, "seconds": None, "without": None} for row in found["passes"]]
     return {**found, "passes": passes}
 
 
@@ -90,6 +115,30 @@ def test_the_order_of_toggles_does_not_matter(name: str, toggles: list[tuple[str
 
 @law
 @pytest.mark.parametrize("name", NAMES)
+@given(toggles=st.lists(TOGGLES, min_size=1, max_size=3))
+def test_what_is_shared_is_what_is_computed_alone(name: str, toggles: list[tuple[str, Any]]) -> None:
+    """The text, the kernels and the decisions of every pass, those that other variants ran among them, beside passes that know
+    nothing from before: no facts about ops and values, and no kernel that was looked at."""
+    capture = captured(name)
+    for option, value in toggles:
+        variant = capture.variant(Config.of(**{option: value}))
+        assert [told(step) for step in variant.passes] == [told(step) for step in alone(capture, variant.config)]
+
+
+def test_so_it_is_in_drawn_programs() -> None:
+    @trying(12)
+    @given(programs_of(torch.float32), TOGGLES)
+    def every_program(drawn: Drawn, toggle: tuple[str, Any]) -> None:
+        capture, _ = differentiated(drawn).capture()
+        for config in (Config(), Config.of(**dict([toggle]))):
+            variant = capture.variant(config)
+            assert [told(step) for step in variant.passes] == [told(step) for step in alone(capture, config)]
+
+    every_program()
+
+
+@law
+@pytest.mark.parametrize("name", NAMES)
 @given(toggles=st.lists(TOGGLES, min_size=1, max_size=4))
 def test_a_view_shows_what_a_new_one_would(name: str, toggles: list[tuple[str, Any]]) -> None:
     explorer = Explorer(captured(name).variant(Config()))
@@ -100,6 +149,12 @@ def test_a_view_shows_what_a_new_one_would(name: str, toggles: list[tuple[str, A
     fresh.capture._variants.clear()
     fresh.capture.known_records.clear()
     assert shown(explorer.payload) == shown(payload(fresh, name=None))
+    known = {row["name"]: row["without"] for row in explorer.payload["passes"] if row["without"] is not None}
+    for one in known:
+        assert fresh.capture.variant(fresh.config.switched(one)).whole is not None, (
+            "computed, so that it is known there too"
+        )
+    assert known.items() <= {row["name"]: row["without"] for row in payload(fresh, name=None)["passes"]}.items()
 
 
 @pytest.mark.parametrize("option", VALUES)
@@ -116,14 +171,16 @@ def test_there_and_back_is_the_same_variant(option: str) -> None:
 
 @pytest.mark.parametrize("option", ["simplify", "cat", "remat"])
 def test_a_toggle_runs_the_passes_behind_it_alone_and_the_way_back_none(option: str) -> None:
-    """A step is kept for each prefix of the passes."""
+    """A step is kept for each trace that a pass was given: behind one that changed nothing there is nothing to run."""
     capture = captured("gpt", 2)
     first, known = capture.variant(Config()), capture.known_records
     names = [step.name for step in first.passes]
+    (was,) = (step for step in first.passes if step.name == option)
     before = set(known)
     off = first.with_config(**{option: None if option == "remat" else False})
-    assert off.trace is not first.trace
-    assert [key[-1].name for key in known if key not in before] == names[names.index(option) + 1 :]
+    assert (off.trace is first.trace) == (was.after is was.before)
+    behind = [] if was.after is was.before else names[names.index(option) + 1 :]
+    assert [one.name for trace, one in known if (trace, one) not in before] == behind
     count = len(known)
     assert off.with_config(**{option: getattr(Config(), option)}).trace is first.trace
     assert len(known) == count

@@ -12,9 +12,11 @@ from torch import fx
 
 import tracefuse
 from tracefuse.optimizers.costs.cost import bytes_moved, bytes_read
-from tracefuse.optimizers.facts import devices, once_per_op, once_per_value
+from tracefuse.optimizers.facts import devices, once_per_op, once_per_trace, once_per_value
 from tracefuse.optimizers.fuse.regions import loops_of
+from tracefuse.optimizers.fuse.repeats import repeated_nbytes, repeated_value
 from tracefuse.optimizers.kernels.fusible import refusal
+from tracefuse.optimizers.kernels.kernel import turned_value
 from tracefuse.optimizers.trace import Trace, call, nbytes, val
 
 aten = torch.ops.aten
@@ -119,3 +121,29 @@ def test_what_is_known_after_the_passes_is_what_is_so(name: str) -> None:
             node.meta.pop("op_facts", None)
             node.meta.pop("value_facts", None)
         assert known == [[ask(n) for ask in asked] for n in nodes]
+
+
+def test_what_is_asked_of_a_trace_is_asked_once_also_beside_another() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    @once_per_trace
+    def of_trace(*traces: Trace) -> int:
+        asked.append(tuple(trace.name for trace in traces))
+        return sum(len(trace.ops) for trace in traces)
+
+    trace = softmax_of_sum()
+    copy = trace.copy()
+    for _ in range(2):
+        assert of_trace(copy) == len(trace.ops)
+        assert of_trace(trace, copy) == 2 * len(trace.ops)
+        assert of_trace(copy.copy()) == len(trace.ops), "a copy may be edited, and is asked anew"
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("name", ["gpt", "unet", "conv_batchnorm"])
+def test_what_is_known_of_a_kernels_body_is_what_is_so(name: str) -> None:
+    variant = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run).optimize()
+    bodies = [kernel.body for kernel in variant.kernels]
+    assert bodies
+    for ask in (repeated_nbytes, repeated_value, turned_value):
+        assert [ask(body) for body in bodies] == [ask.__wrapped__(body) for body in bodies]

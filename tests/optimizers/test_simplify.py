@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import programs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,8 @@ from traces import captured, ops, tried
 
 import tracefuse
 from tracefuse.optimizers import rewrite
-from tracefuse.optimizers.simplify import Simplify, is_exact_cast
+from tracefuse.optimizers.liveness import peak_bytes
+from tracefuse.optimizers.simplify import ONLY_FOR, Simplify, is_exact_cast
 from tracefuse.optimizers.trace import nbytes, phase
 
 x46 = torch.randn(4, 6, dtype=torch.float64)
@@ -261,3 +263,23 @@ def test_what_fakes_do_not_foretell_keeps_its_operands(monkeypatch):
     assert without_its_copy() is None
     monkeypatch.setattr(rewrite, "evaluate", otherwise)
     assert without_its_copy() == "the strides of sin are not those that torch's fake tensors foretell"
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_a_rule_is_asked_of_all_operators_that_it_is_for(name):
+    """What a rule is not asked of it would leave alone."""
+    for node in tracefuse.capture(programs.PROGRAMS[name](torch.float32).run).trace.ops:
+        assert [rule for rule, targets in ONLY_FOR.items() if node.target not in targets and rule(node)] == []
+
+
+def test_states_that_a_first_step_fills_keep_memory_of_their_own() -> None:
+    model, x = torch.nn.Linear(64, 64, bias=False), torch.randn(8, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with tracefuse.capture_step(n=1) as c:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    simplified = c.optimize(remat=False, fuse=False)
+    assert sum("zeros_like" in node.name for node in simplified.whole.ops) == 2, "two moments of one weight"
+    assert peak_bytes(simplified.whole_in_place) <= peak_bytes(simplified.baseline.whole_in_place) + 8

@@ -428,6 +428,16 @@ def test_the_runner_knows_every_script() -> None:
     assert checked == {one.script for one in BENCHES.values() if '"--check"' in (BENCH / one.script).read_text()}
 
 
+def test_lengths(tmp_path: Path) -> None:
+    found, printed = run("overhead/lengths.py", tmp_path)
+    one, all_ = found["rows"]
+    assert (one["lengths"], one["compiled"], all_["lengths"]) == (1, 1, 6)
+    assert 3 <= all_["compiled"] <= 6
+    assert one["is_equal"]
+    assert all_["is_equal"]
+    assert "times what one takes" in printed
+
+
 def test_pipeline(tmp_path: Path) -> None:
     found, printed = run("overhead/pipeline.py", tmp_path)
     assert [one["family"] for one in found["families"]] == ["LSTM", "GPT"]
@@ -435,6 +445,10 @@ def test_pipeline(tmp_path: Path) -> None:
         small, large = one["sizes"]
         assert 1.7 < large["ops"] / small["ops"] < 2.3
         assert {"assembly", "passes", "verify", "lowering", "payload", "simplify", "fuse"} <= one["growth"].keys()
+        assert large["kernels"] < large["launches"], "what repeats has kernels in common"
+    for goal in found["goals"]:
+        assert goal["stages_s"]["slowest click"] == max(sum(parts.values()) for parts in goal["clicks_s"].values())
+        assert all(name in printed for name in goal["clicks_s"])
     assert "growth" in printed
 
 

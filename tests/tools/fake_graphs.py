@@ -1,46 +1,70 @@
-"""CUDA graphs without a GPU: static memory that each forward overwrites and each backward uses up, and nothing else of them.
+"""CUDA graphs without a GPU: memory that each replay overwrites, and nothing else of them.
 
-What `GraphedHalves` may do with graphs is a matter of that memory: a mistake in it is a wrong number here too.
+What may be done with graphs is a matter of that memory: a mistake in it is a wrong number here too. A forward spoils what the
+backward has made, whose memory it may need, and a backward what the forward has kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from tracefuse.execution.graphs import Recordable
+from tracefuse.execution.graphs import Graphs
+from tracefuse.execution.sharing import addresses
 
 
-class FakeGraphs:
-    """`tracefuse.execution.graphs.Graphs`, on a CPU, by running the two functions again. `turn` counts what has run."""
+class FakeRecorder:
+    """`tracefuse.execution.graphs.CudaRecorder` on a CPU, by running the functions again. `pools` counts what was recorded."""
 
-    @torch.inference_mode(False)
-    def __init__(self, step: Recordable, inputs: Sequence[Tensor], in_place: frozenset[int]) -> None:
-        self.step, self.in_place, self.turn = step, in_place, 0
-        self.inputs = [t.detach() if at in in_place else t.detach().clone() for at, t in enumerate(inputs)]
-        outputs = step.module.forward(*self.inputs)
-        self.kept = [t.clone() for t in outputs[step.handed_out :]]
+    def __init__(self, device: torch.device) -> None:
+        self.pools = 0
 
-    @torch.no_grad()
-    def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        for at, (mine, given) in enumerate(zip(self.inputs, inputs, strict=True)):
-            if at in self.in_place:
-                assert mine.data_ptr() == given.data_ptr()
-            else:
-                mine.copy_(given)
-        self.turn += 1
-        outputs = self.step.module.forward(*self.inputs)
-        for mine, new in zip(self.kept, outputs[self.step.handed_out :], strict=True):
-            mine.data.copy_(new)
-        return [t.clone() for t in outputs[: self.step.handed_out]]
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng([]):
+            yield
 
-    @torch.no_grad()
-    def backward(self, cotangents: Sequence[Tensor]) -> list[Tensor]:
-        self.turn += 1
-        boxed = [*(t.clone() for t in self.kept), *(self.inputs[at] for at in self.step.read_again), *cotangents]
-        gradients = [t.clone() for t in self.step.module.backward(boxed)]
-        for used in self.kept:
-            used.data.zero_()
-        return gradients
+    warming_up = apart
+
+    def free_nothing_in_use(self) -> None:
+        pass
+
+    def reserved_nbytes(self) -> int:
+        return 0
+
+    def pool(self) -> list[list[Tensor]]:
+        """What each of the recordings in it has made, in order."""
+        self.pools += 1
+        return []
+
+    def record(
+        self, run: Callable[[list[Tensor]], Sequence[Tensor]], boxed: list[Tensor], pool: list[list[Tensor]]
+    ) -> tuple[Sequence[Tensor], Callable[[], None]]:
+        given, place = list(boxed), len(pool)
+        found = run(list(given))
+        foreign = addresses(given)
+        pool.append([t for t in found if not addresses([t]) & foreign])
+
+        @torch.inference_mode(False)
+        @torch.no_grad()
+        def replay() -> None:
+            numbers = [t.clone() for t in run(list(given))]
+            kept = addresses(t for made in pool[:place] for t in made)
+            used_up = [t for t in given if addresses([t]) & kept] + [t for made in pool[place + 1 :] for t in made]
+            for t in used_up:
+                if not addresses([t]) & addresses(found):
+                    t.data.fill_(t.dtype == torch.bool or 77)
+            for t, new in zip(found, numbers, strict=True):
+                if not addresses([t]) & foreign:
+                    t.data.copy_(new)
+
+        return found, replay
+
+
+class FakeGraphs(Graphs):
+    """`Graphs` on a CPU. `turn` counts what has run."""
+
+    recorder_of = FakeRecorder

@@ -119,6 +119,8 @@ interface Decision {
 interface PassRecord {
   name: string;
   help: string;
+  /** It was registered by the user. */
+  own: boolean;
   enabled: boolean;
   /** "on", "off", or "off: needs fuse": then its own switch changes nothing. */
   state: string;
@@ -139,6 +141,8 @@ interface PassRecord {
   delta_ms: (Interval & { provenance: string; stale: boolean }) | null;
   /** What it changed of the step, by the clock, in the order of the pipeline: they sum to what all passes changed. */
   delta_us: number | null;
+  /** The whole step without it, all others kept, beside the shown one's in `summary` and `clock`; null where it changes nothing, and until that is known. */
+  without: { ops: number; saved_bytes: number; peak_bytes: number; step_us: number; kind: TimeKind } | null;
   /** What it would need to change something, or why it left it; "" where it changed something. */
   needs: string;
   /** The patterns that `needs` speaks of. */
@@ -151,6 +155,8 @@ interface Clock {
   kinds: [TimeKind, TimeKind];
   /** The sums of all ops, before and after. */
   step_us: [number, number];
+  /** What the host needs to launch the shown step's kernels, where that is more than they are modelled to take. */
+  launch_us: number | null;
   provenance: [string, string];
   /** Values of the shown program whose time was not measured, where others' were. */
   predicted: string[];
@@ -285,8 +291,11 @@ interface Finding {
   changes: Partial<Config> | null;
   /** Which passes that are on mend it, and what they leave; "" where none can. */
   mended: string;
+  /** Their names. */
+  mended_by: string[];
   /** Whether they leave nothing of it. */
   is_mended: boolean;
+  code: string;
   /** How the worth of what they leave is known; "" where they leave nothing. */
   left_kind: TimeKind | "";
   /** Parts of the time of what it is about, one after another. */
@@ -377,8 +386,8 @@ interface Payload {
   update: Half | null;
   values: Record<string, Value>;
   clock: Clock;
-  /** What a step takes and what would shorten it, in a sentence, and the findings that lead. */
-  sentence: { said: string; actions: { key: string; title: string; worth: string; kind: TimeKind | "" }[] };
+  /** What a step takes and what would shorten it, in a sentence, whose head is the part before the levers, and the findings that lead, each with the passes that mend it already. */
+  sentence: { said: string; head: string; actions: { key: string; title: string; worth: string; kind: TimeKind | ""; by: string[] }[] };
   /** "measured on …", "predicted for …" or "modelled: …", of the values' times. */
   times: { before: string; after: string };
   memory: {
@@ -424,15 +433,13 @@ interface BoardRow {
   step_us: number;
   kind: TimeKind;
   device: string;
-  /** Beside the captured program of its capture, both of one kind; null where no two times of one kind are known. */
+  /** `step_us` beside that of the captured program of its capture, both of one kind; null where no two times of one kind are known. */
   ratio: number | null;
   ratio_kind: TimeKind | "";
-  /** On what, and how that is known. */
-  ratio_how: string;
   /** What was predicted before it was measured, or is now. */
   forecast_us: number | null;
-  /** As timed last, in ms. */
-  measured: (Interval & { where: string }) | null;
+  /** As timed last, in ms, and beside the captured program where that was timed too. */
+  measured: (Interval & { where: string; ratio: number | null; ratio_how: string }) | null;
   is_captured: boolean;
   /** No other one of its capture is better in both time and memory. */
   is_best: boolean;
@@ -445,6 +452,8 @@ interface BoardState {
   captures: string[];
   /** Whose times the view shows. */
   device: string;
+  /** Whether the step gathers parameters, which it can keep behind the forward or free. */
+  gathers: boolean;
   rows: BoardRow[];
   /** What the last sweep came to; "" before one. */
   said: string;
@@ -453,7 +462,7 @@ interface BoardState {
 
 /** What tells two configurations apart; pairs are of the first and of the second. */
 interface Comparison {
-  sides: { capture: number; label: string; name: string; call: string; step_us: number; provenance: string; peak_bytes: number; saved_bytes: number; ops: number }[];
+  sides: { capture: number; label: string; name: string; call: string; step_us: number; kind: TimeKind; measured: (Interval & { where: string }) | null; provenance: string; peak_bytes: number; saved_bytes: number; ops: number }[];
   /** Name and either value, as Python writes it. */
   options: [string, string, string][];
   modules: {
@@ -504,6 +513,7 @@ interface Model {
   send(message: Message): void;
 }
 
+/** Choices of passes, of what is pinned and of the clock are answered by a custom message { type: "answered", to }. */
 type Message =
   /** Asks for nothing: sending it fails where the kernel is gone. */
   | { type: "hello" }
@@ -515,7 +525,7 @@ type Message =
   | { type: "try"; finding: string; choice: number }
   | { type: "cancel" }
   /** Try many configurations, whose steps are predicted or modelled. */
-  | { type: "sweep"; weights: number[]; budgets: (number | null)[]; passes: string[] }
+  | { type: "sweep"; weights: number[]; budgets: (number | null)[]; passes: string[]; reshards?: (boolean | null)[] }
   /** Two rows of the board. */
   | { type: "compare"; pair: { capture: number; config: Config }[] }
   /** Show a configuration of another capture; `back` is what was shown. */
@@ -573,7 +583,7 @@ interface Act {
   /** Open a tab and move the keyboard there. */
   openTab(id: string): void;
   openKernel(name: string): void;
-  openFinding(at: number): void;
+  openFinding(key: string): void;
   search(query: string): void;
   /** Any other message; `panel` is shown as waiting. */
   ask(panel: Exclude<Status["busy"], "">, message: Message): void;

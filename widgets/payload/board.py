@@ -11,13 +11,15 @@ from typing import Any
 from tracefuse.config.configuration import Config
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.timing import Estimate
+from tracefuse.measure.unbeaten import unbeaten
+from tracefuse.optimizers.overlap.schedule import gathers_parameters, is_collective
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.tables.compared import ModuleDifference, compared
 from tracefuse.tables.folding import folded_paths
 from tracefuse.timeline.measurements import Entry, Measurements
 from tracefuse.variant import Variant, Variants
 from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
-from tracefuse.widgets.payload.facts import size
+from tracefuse.widgets.payload.facts import per_trace, size, step_size
 from tracefuse.widgets.payload.kernels import lines_of_calls
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.passes import config_record
@@ -46,8 +48,8 @@ class Stand:
 
 def entry_of(variant: Variant, times_of: Callable[[Trace], OpTimes], device: str, tried_at: float) -> Entry:
     """What the board keeps of a variant, whose passes run here if they have not."""
-    times, whole = times_of(variant.whole), size(variant.whole_in_place)
-    return Entry(tried_at, whole.ops, whole.saved_bytes, whole.peak_bytes, times.step_us, times.kind, device)
+    times, found = times_of(variant.whole), step_size(variant)
+    return Entry(tried_at, *found, times.step_us, times.kind, device)
 
 
 def board_record(stands: Sequence[Stand], shown: int, variant: Variant, clock: Clock) -> dict[str, Any]:
@@ -56,10 +58,17 @@ def board_record(stands: Sequence[Stand], shown: int, variant: Variant, clock: C
     for row in rows:
         row["is_shown"] = row["capture"] == shown and row["config"] == config_record(variant.config)
     mine = [row for row in rows if row["capture"] == shown and row["device"] == clock.device]
-    best = frontier([(row["peak_bytes"], row["step_us"]) for row in mine])
-    for at, row in enumerate(mine):
-        row["is_best"] = at in best
-    return {"capture": shown, "captures": [one.label for one in stands], "device": clock.device, "rows": rows}
+    for row in unbeaten(mine, lambda row: (row["step_us"], row["peak_bytes"])):
+        row["is_best"] = True
+    gathers = gathers_any(variant.program.whole)
+    labels = [one.label for one in stands]
+    return {"capture": shown, "captures": labels, "device": clock.device, "gathers": gathers, "rows": rows}
+
+
+@per_trace
+def gathers_any(trace: Trace) -> bool:
+    """Whether a step gathers parameters, which it can keep behind the forward or free."""
+    return any(is_collective(node) and gathers_parameters(node) for node in trace.ops)
 
 
 def outcome(shown: Entry, swept: Mapping[Config, Entry]) -> str:
@@ -79,35 +88,28 @@ def outcome(shown: Entry, swept: Mapping[Config, Entry]) -> str:
     return f"{what} takes less time or memory than the one on show: {remedy}"
 
 
-def frontier(points: Sequence[tuple[float, float]]) -> set[int]:
-    """The places of those points that no other one beats: it is less in one coordinate, and not more in the other."""
-    found, least = set[int](), float("inf")
-    for at in sorted(range(len(points)), key=lambda at: points[at]):
-        if points[at][1] < least:
-            least = points[at][1]
-            found.add(at)
-    return found
-
-
 def _rows(at: int, stand: Stand, clock: Clock) -> list[dict[str, Any]]:
-    known = stand.measured.known
     entries = {config: _fresh(stand, config, entry, clock) for config, entry in stand.tried.items()}
     captured = entries.get(Config.off())
-    return [
-        {
-            "capture": at,
-            "name": said(config),
-            "call": config.as_code(),
-            "config": config_record(config),
-            **asdict(entry),
-            **to_captured(known, config, entry, captured),
-            "forecast_us": _forecast_us(stand, config, entry),
-            "measured": measured_step(known, config),
-            "is_captured": config == Config.off(),
-            "is_best": False,
-        }
-        for config, entry in entries.items()
-    ]
+    return [_row(at, stand, config, entry, captured) for config, entry in entries.items()]
+
+
+def _row(at: int, stand: Stand, config: Config, entry: Entry, captured: Entry | None) -> dict[str, Any]:
+    step, beside = measured_record(stand.measured.known, config), to_captured(entry, captured)
+    if beside["ratio_kind"] == "measured" and step and step["ratio"] is not None:
+        beside["ratio"] = step["ratio"]  # in the same rounds, where there were such
+    return {
+        "capture": at,
+        "name": said(config),
+        "call": config.as_code(),
+        "config": config_record(config),
+        **asdict(entry),
+        **beside,
+        "forecast_us": _forecast_us(stand, config, entry),
+        "measured": step,
+        "is_captured": config == Config.off(),
+        "is_best": False,
+    }
 
 
 def _fresh(stand: Stand, config: Config, entry: Entry, clock: Clock) -> Entry:
@@ -134,19 +136,25 @@ def measured_step(known: Measurements, config: Config) -> dict[str, Any] | None:
     return None
 
 
-def to_captured(known: Measurements, config: Config, entry: Entry, captured: Entry | None) -> dict[str, Any]:
-    """The step of a configuration over that of the captured program, and of which kind both times are: measured over measured
-    where both were, on one device; else as the entries have them, modelled over modelled. "ratio" is None, and "ratio_kind"
-    "", where nothing like it is known of the captured program; "ratio_how" says how it is known."""
-    found = _measured_ratio(known, config)
-    if found is not None:
-        return {"ratio": found[0], "ratio_kind": "measured", "ratio_how": found[1]}
+def measured_record(known: Measurements, config: Config) -> dict[str, Any] | None:
+    """The step as it was timed last, and its "ratio" to that of the captured program where that was timed on the same device:
+    None where it was not. "ratio_how" says in which rounds."""
+    step = measured_step(known, config)
+    ratio, how = _measured_ratio(known, config) or (None, "")
+    return step and step | {"ratio": ratio, "ratio_how": how}
+
+
+def to_captured(entry: Entry, captured: Entry | None) -> dict[str, Any]:
+    """The step of a configuration over that of the captured program, both of one device, and of which kind both times are.
+    "ratio" is None, and "ratio_kind" "", where no time of that kind is known of the captured program."""
     kinds = {entry.kind, captured.kind} if captured else set()
     is_alike = captured is not None and captured.device == entry.device and ("modelled" not in kinds or len(kinds) == 1)
     if captured is None or not is_alike or not captured.step_us:
-        return {"ratio": None, "ratio_kind": "", "ratio_how": ""}
-    kind = "predicted" if "predicted" in kinds else entry.kind
-    return {"ratio": entry.step_us / captured.step_us, "ratio_kind": kind, "ratio_how": f"both {kind}, {entry.device}"}
+        return {"ratio": None, "ratio_kind": ""}
+    return {
+        "ratio": entry.step_us / captured.step_us,
+        "ratio_kind": "predicted" if "predicted" in kinds else entry.kind,
+    }
 
 
 def _measured_ratio(known: Measurements, config: Config) -> tuple[float, str] | None:
@@ -215,7 +223,7 @@ def comparison_record(pair: tuple[tuple[int, Variant], tuple[int, Variant]], sta
     clocks = _of_one_kind([stands[at].measured.clocks.clock(variant) for at, variant in pair], [v for _, v in pair])
     (_, one), (_, other) = pair
     times = clocks[0].of(one.whole), clocks[1].of(other.whole)
-    folds = folded_paths(other.program.whole) | folded_paths(one.program.whole)
+    folds = {**folded_paths(other.program.whole), **folded_paths(one.program.whole)}
     modules = compared(one.whole, other.whole, times, folds, (lines_of_calls(one), lines_of_calls(other)))
     return {
         "sides": [
@@ -225,10 +233,10 @@ def comparison_record(pair: tuple[tuple[int, Variant], tuple[int, Variant]], sta
                 "name": said(variant.config),
                 "call": variant.config.as_code(),
                 "step_us": time.step_us,
+                "kind": time.kind,
+                "measured": measured_step(stands[at].measured.known, variant.config),
                 "provenance": time.provenance,
-                "peak_bytes": size(variant.whole_in_place).peak_bytes,
-                "saved_bytes": size(variant.whole_in_place).saved_bytes,
-                "ops": size(variant.whole_in_place).ops,
+                **step_size(variant)._asdict(),
             }
             for (at, variant), time in zip(pair, times, strict=True)
         ],

@@ -3,7 +3,8 @@
 Header, tree, kernels, findings and passes show sums of these times. Which device it is, the reader chooses and nothing else:
 no switch and no measurement changes it. A program on a GPU is told of that GPU: measured where it was, predicted as soon as
 any of its configurations was, modelled until then. A program on a CPU is told of a GPU that it would train on, modelled; what
-it takes on the CPU is a choice too, once that was measured.
+it takes on the CPU is a choice too, once that was measured. A step that exchanges tensors with other ranks is told of a
+machine of several GPUs too, such as "8xH100,nvlink": there a collective takes what is exposed of it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from tracefuse.config.configuration import Config
 from tracefuse.device.target import HERE, target
 from tracefuse.device.target import chosen as target_choice
 from tracefuse.errors import OptionError
+from tracefuse.measure.launches import launch_bound_us
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
+from tracefuse.measure.overlapped import check_exchanges, has_exchanges, has_recorded_exchanges, on_mesh
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
 from tracefuse.measure.timing import ProgramTiming
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import TARGETS
+from tracefuse.optimizers.overlap.links import mesh
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace
 from tracefuse.timeline.measurements import Measurements
@@ -29,13 +33,17 @@ from tracefuse.variant import Variant
 DEFAULT = "default"
 """No choice, for a program on a CPU: the GPU that `tracefuse.target` names, which is an H100 as an example without one."""
 
+MESHES = ("8xH100,nvlink", "16xH100,nvlink,ib400")
+"""Examples of machines of several GPUs; any other one can be chosen too."""
+
 
 @dataclass(frozen=True)
 class Clock:
     """`times` are those of the ops before and after the passes, `device` whose they are; `of` tells those of any trace of the
     program. `chosen` is one of `choices`, which are pairs of what names a device and what is shown for it. `peaks` are those
     that a kernel is held against: of a model the peaks that it was made with. `forecasts` are what was predicted here and
-    measured later, `timed` the steps in µs that were timed on the program's own device."""
+    measured later, `timed` the steps in µs that were timed on the program's own device. `launch_us` is what the host needs to
+    launch the shown step's kernels, where that is more than they are modelled to take."""
 
     times: tuple[OpTimes, OpTimes]
     device: str
@@ -45,6 +53,7 @@ class Clock:
     peaks: Peaks | None = None
     forecasts: Mapping[Config, Forecast] = field(default_factory=dict)
     timed: Mapping[Config, float] = field(default_factory=dict)
+    launch_us: float | None = None
 
     def record(self) -> dict[str, Any]:
         """Both steps, whose times they are, and which values of the shown program have a predicted one."""
@@ -53,6 +62,7 @@ class Clock:
             "device": self.device,
             "kinds": [before.kind, after.kind],
             "step_us": [before.step_us, after.step_us],
+            "launch_us": self.launch_us,
             "provenance": [before.provenance, after.provenance],
             "predicted": sorted(after.predicted),
             "chosen": self.chosen,
@@ -69,27 +79,38 @@ class Clock:
 
 
 def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str = "") -> Clock:
-    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `TARGETS`, or on the GPU
-    that everything is priced for."""
-    peaks = TARGETS[gpu].peaks(variant.program.tf32) if gpu else roofline_of(variant.whole)
+    """What a roofline says of `variant` beside `baseline` (default: as captured), on `gpu`, one of `TARGETS` or a machine of
+    several GPUs, or on the GPU that everything is priced for."""
+    machine = mesh(gpu) if is_mesh(gpu) else None
+    one = gpu if machine is None else machine.gpu.replace(HERE, "")
+    peaks = TARGETS[one].peaks(variant.program.tf32) if one else roofline_of(variant.whole)
 
     def of(trace: Trace) -> OpTimes:
-        return modelled(trace, peaks)
+        return modelled(trace, peaks) if machine is None else on_mesh(trace, machine, variant.program.tf32)
 
     times = of((baseline or variant.baseline).whole), of(variant.whole)
     chosen = gpu or (HERE if variant.runs_triton else DEFAULT)
     ran_on = str(variant.program.environment.get("device", "")) if variant.runs_triton and not target_choice() else ""
     device = gpu or _plain(ran_on) or _name(peaks)
-    return Clock(times, device, of, chosen, choices(variant, is_measured=False), peaks)
+    bound = launch_bound_us(variant.whole, times[1])
+    return Clock(times, device, of, chosen, choices(variant, is_measured=False), peaks, launch_us=bound)
 
 
-def choices(variant: Variant, is_measured: bool) -> tuple[tuple[str, str], ...]:
-    """What the reader may choose: the program's own device where it is a GPU or was measured, and every known GPU."""
+def is_mesh(device: str) -> bool:
+    """Whether a device is a machine of several GPUs, as `Variant.overlap` takes it."""
+    return "," in device
+
+
+def choices(variant: Variant, is_measured: bool, chosen: str = "") -> tuple[tuple[str, str], ...]:
+    """What the reader may choose: the program's own device where it is a GPU or was measured, every known GPU, and of a step
+    of several ranks machines of several GPUs, the one that is `chosen` among them."""
     example = "" if target_choice() else ", an example"
     default = () if variant.runs_triton else ((DEFAULT, f"{_name(roofline_of(variant.whole))}{example}"),)
     here = "this GPU" if variant.runs_triton else "this CPU"
     own = ((HERE, here),) if variant.runs_triton or is_measured else ()
-    return (*default, *own, *((name, name) for name in TARGETS))
+    examples = MESHES if has_recorded_exchanges(variant.program.whole) else ()
+    meshes = dict.fromkeys([*([chosen] if is_mesh(chosen) else []), *examples])
+    return (*default, *own, *((name, name) for name in (*TARGETS, *meshes)))
 
 
 def _name(peaks: Peaks) -> str:
@@ -111,12 +132,17 @@ class Clocks:
         self._predictors: dict[tuple[int, ...], Predictor] = {}
 
     def choose(self, device: str, variant: Variant) -> None:
-        """Tell times of `device` from now on, and price everything for it that is priced: a GPU becomes `tracefuse.target`.
-        Raises `OptionError` for one that is not known."""
+        """Tell times of `device` from now on, and price everything for it that is priced: a GPU, or that of a machine of
+        several, becomes `tracefuse.target`. Raises `OptionError` for one that is not known, `MeshError` for no machine, and
+        `MeasureError` where the collectives of the step are none that a model takes."""
+        machine = mesh(device) if is_mesh(device) and has_exchanges(variant.program.whole) else None
         known = [name for name, _ in choices(variant, is_measured=bool(self.known.timelines or self.known.timings))]
-        if device not in known:
+        if device not in known and machine is None:
             raise OptionError(f"no times are known of {device!r}: choose from {', '.join(known)}")
-        if device in TARGETS:
+        if machine is not None:
+            check_exchanges(variant.program.whole)
+            target(machine.gpu)
+        elif device in TARGETS:
             target(device)
         elif device == DEFAULT or variant.runs_triton:
             target(HERE)
@@ -128,7 +154,7 @@ class Clocks:
         predictor = self.predictor(variant, baseline)
         if chosen != HERE or predictor is None:
             found = modelled_clock(variant, baseline, "" if chosen in (HERE, DEFAULT) else chosen)
-            known = choices(variant, predictor is not None)
+            known = choices(variant, predictor is not None, chosen)
             return replace(found, choices=known, forecasts=self.forecasts, timed=self._timed(variant, baseline))
         times = predictor((baseline or variant.baseline).whole), predictor(variant.whole)
         peaks = self.known.peaks

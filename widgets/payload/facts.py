@@ -22,6 +22,7 @@ from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
 from tracefuse.tables.folding import name_of
 from tracefuse.tables.memory import input_bytes
+from tracefuse.variant import Variant
 
 T = TypeVar("T")
 
@@ -46,7 +47,6 @@ def per_trace(compute: Callable[[Trace], T]) -> Callable[[Trace], T]:
 
 lifetimes = per_trace(liveness.lifetimes)
 live_bytes = per_trace(lambda trace: liveness.live_bytes(trace, lifetimes(trace)))
-saved_values = per_trace(liveness.saved_values)
 gpu_input_bytes = per_trace(functools.partial(input_bytes, device="cuda"))
 
 
@@ -61,8 +61,17 @@ class Size(NamedTuple):
 @per_trace
 def size(trace: Trace) -> Size:
     """The three numbers of a trace that every pass is judged by."""
-    saved = sum(one.nbytes for one in saved_values(trace))
+    saved = sum(one.nbytes for one in liveness.known_saved_values(trace))
     return Size(trace.op_count, saved, max(live_bytes(trace), default=0))
+
+
+op_count = per_trace(lambda trace: trace.op_count)
+
+
+def step_size(variant: Variant) -> Size:
+    """The same of the whole step: bytes as it is run, with an update that writes in place, and the ops that are shown, which
+    have no copies into what is updated."""
+    return size(variant.whole_in_place)._replace(ops=op_count(variant.whole))
 
 
 @per_trace
@@ -100,8 +109,8 @@ def at_peak(
         for life in _alive_at_peak(trace):
             purposes.setdefault(life.kind, [0, 0])[side] += life.nbytes
             if life.kind == "saved":
-                reason = next((why[name] for name in life.aliases if name in why), "gradient")
-                place = name_of(nodes[life.aliases[0]], folds), reason
+                read = next((name for name in life.aliases if name in why), life.aliases[0])
+                place = name_of(nodes[read], folds), why.get(read, "gradient")
                 sums = saved.setdefault(place, [0, 0, 0])
                 sums[side] += life.nbytes
                 sums[2] += side
@@ -187,7 +196,7 @@ class _Around:
 
     def __init__(self, trace: Trace) -> None:
         self.twins = _twins(trace)
-        self.saved = {s.name: s.nbytes for s in saved_values(trace)}
+        self.saved = {s.name: s.nbytes for s in liveness.known_saved_values(trace)}
         self.aliases = {name: life.aliases for life in lifetimes(trace) for name in life.aliases}
         self.of = {node.name: out.of for out, node in trace.output_pairs if out.kind == "gradient"}
         self.of |= {i.name: i.source for i in trace.inputs if i.kind == "parameter"}
@@ -212,7 +221,9 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
         "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
         "twins": around.twins.get((other, where.seq), [])[:MAX_NAMES],
         "saved_bytes": around.saved.get(node.name, 0),
-        "storage": [name for name in around.aliases.get(node.name, ()) if name != node.name][:MAX_NAMES],
+        "storage": [name for name in around.aliases.get(node.name, ())[: MAX_NAMES + 1] if name != node.name][
+            :MAX_NAMES
+        ],
         "kernel": target.name if isinstance(target, Kernel) else "",
         "of": around.of.get(node.name, ""),
     }

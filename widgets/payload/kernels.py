@@ -51,7 +51,7 @@ MAX_VALUES = 24
 """Calls that are named: more than anybody follows by hand."""
 MOST_LINES = 8
 """Lines of one kernel that are named: the others have small parts of it."""
-folds_of = per_trace(folded_paths)
+Stood = Mapping[str, Sequence[tuple[fx.Node, float]]]
 Resources = dict[str, Any]
 """What `inspect_kernel` found: {registers, shared_bytes, spills, target}."""
 
@@ -62,14 +62,16 @@ def kernel_records(
     peaks: Peaks | None = None,
     inspected: Mapping[str, Resources] | None = None,
     of: Callable[[Trace], OpTimes] = modelled,
+    stood: Stood | None = None,
 ) -> list[dict[str, Any]]:
     """The Triton kernels of a variant in the order of their first launch. `times` are those of its ops, `of` tells those of
-    any trace, such as that in which a kernel's ops stood by themselves. `inspected` are resources by kernel."""
+    any trace, such as that in which a kernel's ops stood by themselves. `inspected` are resources by kernel, `stood` is what
+    `stood_for` tells of the variant."""
     peaks = peaks or _promised(times)
     whole = variant.whole
     rows = {row.name: row for row in kernel_rows(whole, times.us, peaks)} if times else {}
-    calls, folds = calls_by_kernel(whole), folds_of(variant.baseline.whole)
-    found, stood = replaced_in(variant), stood_for(variant)
+    calls, folds = calls_by_kernel(whole), folded_paths(variant.baseline.whole)
+    found, stood = replaced_in(variant), stood_for(variant) if stood is None else stood
     return [
         kernel_record(kernel, count, owner_of(kernel.name, variant))
         | speed_record(rows.get(kernel.name), times, peaks, calls[kernel.name], variant.runs_triton)
@@ -145,7 +147,7 @@ def line_records(variant: Variant) -> dict[str, list[list[Any]]]:
 def _replaces(
     calls: Sequence[fx.Node],
     found: Mapping[str, Replaced],
-    stood: Mapping[str, Sequence[tuple[fx.Node, float]]],
+    stood: Stood,
     captured: OpTimes,
 ) -> dict[str, Any] | None:
     """The captured ops that all calls of a kernel did away with: how many, of which kinds, their time and bytes, of an op that
@@ -248,7 +250,7 @@ def aten_records(variant: Variant, times: OpTimes | None, peaks: Peaks | None) -
     if times is None:
         return []
     peaks = peaks or _promised(times)
-    calls, folds = calls_by_kernel(variant.whole), folds_of(variant.baseline.whole)
+    calls, folds = calls_by_kernel(variant.whole), folded_paths(variant.baseline.whole)
     rows = [row for row in kernel_rows(variant.whole, times.us, peaks) if not row.is_triton]
     rows.sort(key=lambda row: -row.total_us)
     records = [

@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tracefuse.measure.overlapped import has_exchanges
+from tracefuse.optimizers.costs.alignment import unaligned
 from tracefuse.optimizers.costs.cost import flops, packet_name
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.optimizers.freeze import Freeze
-from tracefuse.optimizers.overlap.schedule import is_collective
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace, val
 from tracefuse.text import counted, time_text
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock
+from tracefuse.widgets.payload.passes import records_of
 
 ADAPTERS = ("lora_", "adapter", "ia3_", "prompt_")
 """Parts of the names that libraries give to what is trained beside frozen weights."""
 
 
-def lever_record(name: str, variant: Variant, clock: Clock, step: PassRecord | None) -> dict[str, Any]:
+def lever_record(name: str, variant: Variant, clock: Clock) -> dict[str, Any]:
     """What stands beside a pass that is off or left the program as it was: a sentence, and for `freeze` the patterns that it
-    speaks of. The sentence is "" of a pass that changed something."""
-    if step is not None and not step.is_unchanged:
+    speaks of. The sentence is "" of a pass that changed something, be it in the update alone."""
+    records = records_of(name, variant)
+    if any(not one.is_unchanged for one in records):
         return {"needs": "", "suggests": []}
     if name == "freeze" and not variant.config.freeze:
         return _freeze(variant, clock)
-    return {"needs": _needs(name, variant, step), "suggests": []}
+    return {"needs": _needs(name, variant, records), "suggests": []}
 
 
-def _needs(name: str, variant: Variant, step: PassRecord | None) -> str:
+def _needs(name: str, variant: Variant, records: Sequence[PassRecord]) -> str:
     state = variant.config.state(name)
-    if name == "overlap" and not any(map(is_collective, variant.program.trace.ops)):
+    if name == "overlap" and not has_exchanges(variant.program.trace):
         return "this step exchanges nothing with other ranks"
     if state != "on":
         return state
-    if step is not None and step.error is not None:
+    if any(one.error is not None for one in records):
         return "failed, and left out"
-    return _left(step) or _nothing_for(name, variant) or "changed nothing"
+    return _left(records) or _nothing_for(name, variant) or "changed nothing"
 
 
 def _nothing_for(name: str, variant: Variant) -> str:
@@ -46,24 +51,49 @@ def _nothing_for(name: str, variant: Variant) -> str:
     trace = variant.program.whole
     if name == "cat" and not any(packet_name(n) in ("cat", "stack", "constant_pad_nd") for n in trace.ops):
         return "no concatenation in this step"
-    if name == "pad" and not any(map(flops, trace.ops)):
-        return "no matmul in this step"
+    if name == "pad":
+        return _nothing_to_pad(variant)
     if name == "optimizer_step" and variant.program.update is None:
         return "no optimizer in this step: call optimizer.step() in the cell"
-    if name == "decompose" and not any(
+    if name in ("decompose", "linear_cross_entropy") and not any(
         "nll_loss" in packet_name(n) or "log_softmax" in packet_name(n) for n in trace.ops
     ):
         return "no cross-entropy in this step"
-    return {"pad": "all matmuls are aligned", "simplify": "nothing to simplify"}.get(name, "")
+    return {"simplify": "nothing to simplify"}.get(name, "")
 
 
-def _left(step: PassRecord | None) -> str:
-    """The reason that the pass gave most often."""
-    if step is None or not step.decisions:
+def _nothing_to_pad(variant: Variant) -> str:
+    """Why `pad` has nothing to decide about: a pass before it may have taken the unaligned matmuls away."""
+    trace = variant.program.whole
+    if not any(map(flops, trace.ops)):
+        return "no matmul in this step"
+    count = _count_unaligned(trace)
+    if not count:
+        return "all matmuls are aligned"
+    took = dict[str, int]()
+    for one in takewhile(lambda one: one.name != "pad", variant.passes):
+        gone = _count_unaligned(one.before) - _count_unaligned(one.after)
+        if gone > 0:
+            took[one.name] = took.get(one.name, 0) + gone
+    which, gone = counted(count, "unaligned matmul"), sum(took.values())
+    if not took:
+        return f"left {which}"
+    return f"{' and '.join(took)} replaced {'' if gone >= count else f'{gone} of '}the {which} before"
+
+
+def _count_unaligned(trace: Trace) -> int:
+    return sum(bool(node.users) and unaligned(node) is not None for node in trace.ops)
+
+
+def _left(records: Sequence[PassRecord]) -> str:
+    """What the pass left, and the reason that it gave most often."""
+    reasons = [decision.reason for one in records for decision in one.decisions]
+    if not reasons:
         return ""
-    reasons = [one.reason for one in step.decisions]
-    most = max(dict.fromkeys(reasons), key=reasons.count)
-    return f"left {counted(reasons.count(most), 'value')}: {most}"
+    ((most, count),) = Counter(reasons).most_common(1)
+    others = len(reasons) - count
+    more = f"; {others} for other reasons" * bool(others)
+    return f"left {counted(len(reasons), 'value')}: {most}{more}"
 
 
 # --- freezing ---------------------------------------------------------------------------------------------------------
@@ -71,18 +101,32 @@ def _left(step: PassRecord | None) -> str:
 _spared: WeakKeyDictionary[Trace, tuple[tuple[str, ...], frozenset[str]] | None] = WeakKeyDictionary()
 
 
-def _freeze(variant: Variant, clock: Clock) -> dict[str, Any]:
-    trace = variant.program.trace
+def suggested(variant: Variant) -> tuple[str, ...]:
+    """Patterns that `freeze` could be given; none where it has some already, or where nothing is trained beside others."""
+    found = None if variant.config.freeze else _found(variant.program.trace)
+    return () if found is None else found[0]
+
+
+def _found(trace: Trace) -> tuple[tuple[str, ...], frozenset[str]] | None:
     if trace not in _spared:
         _spared[trace] = _spares(trace)
-    found = _spared[trace]
+    return _spared[trace]
+
+
+def _freeze(variant: Variant, clock: Clock) -> dict[str, Any]:
+    """What freezing would save of the shown step, once its passes have run; of the step as it ran until then."""
+    found = _found(variant.program.trace)
     if found is None:
         return {"needs": "type a pattern of parameters; none is trained beside others here", "suggests": []}
     patterns, ops = found
-    times = clock.of(variant.program.whole)
-    us = sum(times.us.get(name, 0.0) for name in ops)
+    frozen = variant.capture.made(variant.config.changed(freeze=patterns))
+    if frozen is None:
+        times = clock.of(variant.program.whole)
+        saves = f"{time_text(sum(times.us.get(name, 0.0) for name in ops))} of the captured step"
+    else:
+        saves = time_text(max(0.0, clock.times[1].step_us - clock.of(frozen.whole).step_us))
     kept = patterns[-1].removeprefix("!")
-    return {"needs": f"type a pattern; freezing all but {kept} would save {time_text(us)}", "suggests": list(patterns)}
+    return {"needs": f"type a pattern; freezing all but {kept} would save {saves}", "suggests": list(patterns)}
 
 
 def _spares(trace: Trace) -> tuple[tuple[str, ...], frozenset[str]] | None:
@@ -90,7 +134,7 @@ def _spares(trace: Trace) -> tuple[tuple[str, ...], frozenset[str]] | None:
     no two modules with parameters."""
     sources = {entry.name: entry.source for entry in trace.inputs if entry.kind == "parameter"}
     matrices = [node.name for node in trace.placeholders if node.name in sources and val(node).ndim > 1]
-    patterns = _suggested([sources[name] for name in matrices])
+    patterns = _likely([sources[name] for name in matrices])
     if patterns is None:
         return None
     try:
@@ -101,7 +145,7 @@ def _spares(trace: Trace) -> tuple[tuple[str, ...], frozenset[str]] | None:
     return patterns, frozenset(node.name for node in trace.ops if node.name not in left)
 
 
-def _suggested(names: Sequence[str]) -> tuple[str, ...] | None:
+def _likely(names: Sequence[str]) -> tuple[str, ...] | None:
     """`names` are those of the parameters with rows and columns, in the order of the program."""
     adapter = next((part for part in ADAPTERS if any(part in name for name in names)), None)
     if adapter is not None:

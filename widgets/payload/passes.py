@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from tracefuse.config.configuration import Config
 from tracefuse.config.pass_options import PassOption, written
 from tracefuse.optimizers.passes import Decision, PassRecord
 from tracefuse.optimizers.trace import Trace
-from tracefuse.widgets.payload.facts import size
+from tracefuse.variant import Variant
+from tracefuse.widgets.payload.facts import op_count, size
 from tracefuse.widgets.payload.values import sides
 
 
-def pass_record(name: str, config: Config, records: Sequence[PassRecord]) -> dict[str, Any]:
-    """One row of the passes column; the numbers are null while the pass is off."""
-    record = next((one for one in records if one.name == name), None)
+def records_of(name: str, variant: Variant) -> list[PassRecord]:
+    """What the pass did: to forward and backward, and to the update where there is one. Empty while it is off."""
+    update = () if variant.update is None else variant.update.passes
+    return [one for one in (*variant.passes, *update) if one.name == name]
+
+
+def pass_record(name: str, variant: Variant) -> dict[str, Any]:
+    """One row of the passes column; the numbers are null while the pass is off. They are what the pass changed in its place
+    among the others: of ops in the whole step, so that the changes of all passes add up to the step's, of bytes in forward and
+    backward. What its switch changes is told by `tracefuse.widgets.payload.without`."""
+    config, records = variant.config, records_of(name, variant)
+    record = records[0] if records else None
     sizes = [size(record.before), size(record.after)] if record else None
+    ops = [sum(map(op_count, side)) for side in zip(*((one.before, one.after) for one in records), strict=True)]
     state = config.state(name)
     return {
         "name": name,
         "help": config.help(name),
+        "own": name in {one.name for one in config.own},
         "enabled": state == "on",
         "state": state,
         "note": config.note(name),
-        "changed": record is not None and not record.is_unchanged,
-        "ops": sizes and [one.ops for one in sizes],
+        "changed": any(not one.is_unchanged for one in records),
+        "ops": ops or None,
         "saved_bytes": sizes and [one.saved_bytes for one in sizes],
         "peak_bytes": sizes and [one.peak_bytes for one in sizes],
-        "seconds": record.seconds if record else None,
+        "seconds": sum(one.seconds for one in records) if records else None,
         "options": [option_record(option, value) for option, value in config.options(name) if option.is_text],
-        "decisions": grouped(record.decisions) if record else [],
-        "error": record.error if record else None,
+        "decisions": grouped(_decisions(records, variant.names_in_whole)),
+        "error": next((one.error for one in records if one.error), None),
         "delta_ms": None,
     }
+
+
+def _decisions(records: Sequence[PassRecord], names_in_whole: Mapping[str, str]) -> list[Decision]:
+    """All decisions, those about the update's values under their names in the whole step."""
+    early, *late = [one.decisions for one in records] or [()]
+    renamed = [replace(one, value=names_in_whole.get(one.value, one.value)) for some in late for one in some]
+    return [*early, *renamed]
 
 
 def option_record(option: PassOption, value: Any) -> dict[str, Any]:

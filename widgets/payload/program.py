@@ -15,9 +15,9 @@ Timelines are no part of this: see `tracefuse.widgets.payload.timeline`.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from tracefuse.assembly.program import Stepped
@@ -48,12 +48,19 @@ from tracefuse.widgets.payload.facts import (
     held_throughout,
     least_peak,
     memory,
-    size,
+    step_size,
     unused_record,
     update_peak,
 )
-from tracefuse.widgets.payload.findings import finding_records
-from tracefuse.widgets.payload.kernels import Resources, aten_records, kernel_calls, kernel_records, line_records
+from tracefuse.widgets.payload.findings import finding_records, ops_now
+from tracefuse.widgets.payload.kernels import (
+    Resources,
+    aten_records,
+    kernel_calls,
+    kernel_records,
+    line_records,
+    stood_for,
+)
 from tracefuse.widgets.payload.levers import lever_record
 from tracefuse.widgets.payload.passes import config_record, pass_record
 from tracefuse.widgets.payload.sentence import sentence_record
@@ -67,6 +74,7 @@ from tracefuse.widgets.payload.timing import (
     timing_record,
 )
 from tracefuse.widgets.payload.values import half, values
+from tracefuse.widgets.payload.without import without_record
 
 VERSION = 2
 
@@ -97,28 +105,31 @@ def payload(
     timing = known.timing if known and not stale else None
     clock = clock or modelled_clock(variant, baseline)
     op_times, deltas = clock.times, pass_deltas(variant, clock)
-    steps = {step.name: step for step in (*variant.passes, *(variant.update.passes if variant.update else ()))}
     rows = layers(before, after, op_times)
     as_it_ran = clock.of(variant.baseline.whole)
     found = finding_records(variant, (as_it_ran, op_times[1]), tried or {})
-    sizes = summary(beside, variant, timing)
+    sizes, stood, stopped = summary(beside, variant, timing), stood_for(variant), blocked(variant)
     return {
         "version": VERSION,
         "config": config_record(variant.config),
         "call": variant.config.as_code(name) if name else "",
         "usage": usage(variant, name) if name else "",
-        "blocked": blocked(variant),
+        "blocked": stopped,
         "steps": steps_record(variant.capture.steps),
         "no_verdict": why_no_verdict(variant.capture.backward),
         "runs_triton": variant.runs_triton,
-        "passes": [
-            pass_record(one, variant.config, variant.passes)
-            | {"delta_ms": share_record(one, variant.config, shares), "delta_us": deltas.get(one)}
-            | lever_record(one, variant, clock, steps.get(one))
-            for one in variant.config.names
-        ],
+        "passes": _pass_records(variant, clock, deltas, shares),
         "summary": sizes,
-        "sentence": sentence_record(clock, rows, found, sizes, variant.runs_triton, deltas),
+        "sentence": sentence_record(
+            clock,
+            rows,
+            found,
+            sizes,
+            variant.runs_triton,
+            deltas,
+            functools.partial(ops_now, variant, stood),
+            bool(stopped),
+        ),
         "forward": half(beside.forward, variant.forward),
         "backward": half(beside.backward, variant.backward),
         "update": update_record(beside, variant),
@@ -130,7 +141,7 @@ def payload(
             "after": memory(variant.whole_in_place),
             **saved_record(beside, variant),
         },
-        "kernels": kernel_records(variant, op_times[1], clock.peaks, inspected, clock.of),
+        "kernels": kernel_records(variant, op_times[1], clock.peaks, inspected, clock.of, stood),
         "aten": aten_records(variant, op_times[1], clock.peaks),
         "layers": [layer_record(layer) for layer in rows],
         "unused": unused_record(variant.capture.dropped),
@@ -141,6 +152,22 @@ def payload(
         "notes": notes(variant, timing),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
     }
+
+
+def _pass_records(
+    variant: Variant,
+    clock: Clock,
+    deltas: Mapping[str, float | None],
+    shares: tuple[Ablation, Config] | None,
+) -> list[dict[str, Any]]:
+    """A row for each pass: what it did, what its switch changes by each way to know it, and what it could do."""
+    return [
+        pass_record(one, variant)
+        | {"delta_ms": share_record(one, variant.config, shares), "delta_us": deltas.get(one)}
+        | {"without": without_record(one, variant, clock)}
+        | lever_record(one, variant, clock)
+        for one in variant.config.names
+    ]
 
 
 def steps_record(steps: Steps | None) -> dict[str, Any] | None:
@@ -176,18 +203,17 @@ def saved_record(before: Variant, after: Variant) -> dict[str, Any]:
 def layer_record(layer: Layer) -> dict[str, Any]:
     """One row of the layers table; of its many times four digits."""
     kinds = [{kind: float(f"{us:.4g}") for kind, us in side.items()} for side in layer.backward_kinds]
-    record = asdict(layer) | {"backward_kinds": kinds}
-    return {name: value for name, value in record.items() if name != "count"}
+    return {name: value for name, value in vars(layer).items() if name != "count"} | {"backward_kinds": kinds}
 
 
 def summary(beside: Variant, variant: Variant, timing: Timing | None = None) -> dict[str, Any]:
     """Operators, bytes kept for the backward, memory, kernels: before the passes, and after; `timing` is of these two."""
-    old, new = size(beside.whole_in_place), size(variant.whole_in_place)
+    old, new = step_size(beside), step_size(variant)
     calls = [count for _, count in kernel_calls(variant.whole)]
     inputs = gpu_input_bytes(beside.whole), gpu_input_bytes(variant.whole)
     beside_budget = held_throughout(variant.whole_in_place) - held_throughout(variant.trace)
     return {
-        "ops": [beside.whole.op_count, variant.whole.op_count],
+        "ops": [old.ops, new.ops],
         "saved_bytes": [old.saved_bytes, new.saved_bytes],
         "peak_bytes": [old.peak_bytes, new.peak_bytes],
         "beside_budget": beside_budget,
@@ -254,7 +280,12 @@ MOST_VALUES = 3
 
 def _alike(guards: Iterable[Guard]) -> Iterable[Sequence[Guard]]:
     """The guards of each line by themselves, those of its optimizer apart."""
-    return grouped(guards, lambda one: (one.op, str(one.source), one.in_optimizer)).values()
+    return grouped(guards, lambda one: (one.op, str(one.source), _place(one), one.in_optimizer)).values()
+
+
+def _place(guard: Guard) -> str:
+    """The line of the user's project that read the value, also where an installed library did it for that line."""
+    return "" if guard.source is None else str(guard.source.called or guard.source)
 
 
 def _guards(group: Sequence[Guard], stepped: Sequence[Stepped]) -> list[str]:
@@ -268,7 +299,7 @@ def _guards(group: Sequence[Guard], stepped: Sequence[Stepped]) -> list[str]:
 
 
 def _guard(guard: Guard, stepped: Sequence[Stepped]) -> str:
-    place = f", line {guard.source.line}: {guard.source.text.strip()}" if guard.source else ""
+    place = f", {at}" if (at := _place(guard)) else ""
     if guard.in_optimizer and not isinstance(guard.value, bool):
         line = f" ({guard.source.text.strip()})" if guard.source else ""
         how = f" To compile the step, {todo}." if (todo := remedy("", guard.source, stepped)) else ""

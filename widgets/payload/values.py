@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tracefuse.measure.op_times import OpTimes
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.render import body_lines, head_lines
 from tracefuse.optimizers.trace import Trace
 from tracefuse.widgets.payload import facts as trace_facts
@@ -171,6 +172,7 @@ def _common(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
 # --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
+@once_per_trace
 def half(before: Trace, after: Trace) -> dict[str, Any]:
     """One column of code: the half `after` the passes, marked against the same half `before` them."""
     lines = diff(lines_of(before), lines_of(after))

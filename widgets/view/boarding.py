@@ -6,6 +6,7 @@ came to is kept with what was measured, and so in session files.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ import traitlets
 
 from tracefuse.config.configuration import Config
 from tracefuse.errors import OptionError
+from tracefuse.measure.frontier import resharded
 from tracefuse.text import counted
 from tracefuse.variant import Variant, Variants
 from tracefuse.widgets.payload.board import Stand, board_record, comparison_record, entry_of, outcome, said
@@ -29,24 +31,31 @@ REDRAWN_S = 0.5
 
 
 def swept(
-    config: Config, weights: Sequence[Any] = (), budgets: Sequence[Any] = (), passes: Sequence[str] = ()
+    config: Config,
+    weights: Sequence[Any] = (),
+    budgets: Sequence[Any] = (),
+    passes: Sequence[str] = (),
+    reshards: Sequence[bool | None] = (),
 ) -> list[Config]:
-    """`config` with every weight and memory budget of `remat`, with and without each of `passes`, each configuration once;
-    what is not given stays as it is. Raises `OptionError` for what is no option, and for more than `MOST_SWEPT`."""
+    """`config` with every weight and memory budget of `remat`, with and without each of `passes`, and with gathered parameters
+    as recorded (None), freed behind the forward, or kept, each configuration once; what is not given stays as it is.
+    Where `reshards` are given, they say what becomes of `overlap`, which is not switched then. Raises `OptionError` for what
+    is no option, and for more than `MOST_SWEPT`."""
     remat = [{"remat": weight} for weight in weights] or [{}]
     saved = [{"memory_budget": budget} for budget in budgets] or [{}]
+    gathered = [{"overlap": resharded(config, one)} for one in reshards] or [{}]
     unknown = [name for name in passes if name not in config.names]
     if unknown:
         raise OptionError(f"there is no pass {unknown[0]!r}: choose from {', '.join(config.names)}")
-    switches = [[{}, {name: not config.is_on(name)}] for name in passes]
-    count = len(remat) * len(saved) * 2 ** len(switches)
+    switches = [[{}, {name: not config.is_on(name)}] for name in passes if not (reshards and name == "overlap")]
+    count = len(remat) * len(saved) * len(gathered) * 2 ** len(switches)
     if count > MOST_SWEPT:
         raise OptionError(
             f"these are {count} configurations, and a sweep takes at most {MOST_SWEPT}: choose fewer passes"
         )
     made = (
         config.changed(**{name: value for part in parts for name, value in part.items()})
-        for parts in itertools.product(remat, saved, *switches)
+        for parts in itertools.product(remat, saved, *switches, gathered)
     )
     return list(dict.fromkeys(made))
 
@@ -108,10 +117,18 @@ class Boarding(Answering):
 
     # --- what the board is asked for ----------------------------------------------------------------------------------
 
-    def sweep(self, weights: Sequence[Any] = (), budgets: Sequence[Any] = (), passes: Sequence[str] = ()) -> None:
-        """Try the shown configuration with every weight and memory budget of `remat`, and with and without each of `passes`:
-        their times are predicted or modelled, as the view's are. An error is shown in the view."""
-        self._run("board", lambda task: self._sweep(task, swept(self.variant.config, weights, budgets, passes)))
+    def sweep(
+        self,
+        weights: Sequence[Any] = (),
+        budgets: Sequence[Any] = (),
+        passes: Sequence[str] = (),
+        reshards: Sequence[bool | None] = (),
+    ) -> None:
+        """Try the shown configuration with every weight and memory budget of `remat`, with and without each of `passes`, and
+        with gathered parameters as recorded (None), freed behind the forward (True) or kept (False): their times are predicted
+        or modelled, as the view's are. An error is shown in the view."""
+        configs = functools.partial(swept, self.variant.config, weights, budgets, passes, reshards)
+        self._run("board", lambda task: self._sweep(task, configs()))
 
     def compare(self, one: Variant, other: Variant) -> None:
         """Show on the board what tells two variants apart, of captures that are on it, by module and by pass."""
@@ -162,7 +179,7 @@ class Boarding(Answering):
         """Whether the message was for the board, which answers it."""
         kind = message.get("type")
         if kind == "sweep":
-            asked = {name: message[name] for name in ("weights", "budgets", "passes")}
+            asked = {name: message[name] for name in ("weights", "budgets", "passes", "reshards") if name in message}
             self._start("board", lambda task: self._sweep(task, swept(self.variant.config, **asked)))
         elif kind == "compare":
             pair = message["pair"]

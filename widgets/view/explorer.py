@@ -30,6 +30,8 @@ from tracefuse.widgets.view.takeaway import TAKEAWAYS
 from tracefuse.widgets.view.tasks import Task
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
+CHOICES = ("configure", "pin", "unpin", "clock", "return")
+"""What the view shows as chosen before there are numbers of it, until it hears that the message is answered."""
 
 
 class Explorer(Keeping):
@@ -248,6 +250,13 @@ class Explorer(Keeping):
     # --- messages and answers -----------------------------------------------------------------------------------------
 
     def _on_message(self, _: Any, message: dict[str, Any], __: Any) -> None:
+        try:
+            self._do(message)
+        finally:
+            if message.get("type") in CHOICES:
+                self.send({"type": "answered", "to": message})
+
+    def _do(self, message: dict[str, Any]) -> None:
         kind = message.get("type")
         if kind == "configure":
             changes = message["changes"]

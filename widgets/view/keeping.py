@@ -1,7 +1,11 @@
-"""What a notebook keeps of a view: its still form, which becomes the view itself once the kernel has time to make it.
+"""What is made while nobody asks for anything: what each switch would change, and the still form that a notebook keeps.
 
-A page of the shown configuration is made as soon as nothing was asked for a while, then one with its neighbours, configuration
-by configuration, and only while no cell runs and nothing is measured. A small program's page is made at once.
+What a switch changes is told by the step without that pass. Its passes run right after the view is shown, while no cell runs
+and nothing is measured, and are at hand when the switch is used.
+
+The still form becomes the view itself once the kernel has time to make it. A page of the shown configuration is made as soon
+as nothing was asked for a while, then one with its neighbours, configuration by configuration, and only while no cell runs and
+nothing is measured. A small program's page is made at once.
 
 The still form is an output of its own: the view itself, as a page in a frame that is made when it comes into sight; where no
 script runs, as in a notebook that is not trusted, it is tables. JupyterLab shows no other form of an output whose widget it
@@ -16,14 +20,17 @@ import gzip
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from string import Template
 from typing import Any
 
 from IPython.display import DisplayHandle, display
 
+from tracefuse.config.configuration import Config
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import held_configurations, page, tried_on
+from tracefuse.widgets.payload.facts import step_size
+from tracefuse.widgets.payload.without import foreseen
 from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view.boarding import Boarding
 from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn
@@ -45,7 +52,10 @@ for (const host of document.querySelectorAll(".tf-still-$key")) {
     frame.srcdoc = await new Response(page).text();
     tables.replaceWith(frame);
     const lost = host.closest(".jp-OutputArea-child")?.previousElementSibling;
-    if (lost && /Loading widget|Error displaying widget/.test(lost.textContent)) lost.style.display = "none";
+    if (!lost) return;
+    const look = () => lost.style.display = /Loading widget|Error displaying widget/.test(lost.textContent) ? "none" : "";
+    new MutationObserver(look).observe(lost, { childList: true, subtree: true, characterData: true });
+    look();
   }).observe(tables);
 }
 </script></div>""")
@@ -84,31 +94,33 @@ class StillForm:
 
 
 QUIET_S = 3.0
-"""How long nothing was asked for."""
+"""How long nothing was asked for before a page is made."""
+SOON_S = 0.2
+"""The same before the passes run for the configurations one switch away."""
 MOST_AT_ONCE = 300
 """Values of a program whose page is made with the cell's output: a larger one's takes a part of a second."""
 
 
 class Keeper:
-    """Calls `work(is_stale)` in a thread `QUIET_S` seconds after the last `touch`; what is stale then ends early."""
+    """Calls `work(is_stale)` in a thread so many seconds after the last `touch`; what is stale then ends early."""
 
     def __init__(self, work: Callable[[Callable[[], bool]], None]) -> None:
         self._work = work
         self._asked = 0
         self._timer: threading.Timer | None = None
 
-    def touch(self) -> None:
+    def touch(self, after_s: float) -> None:
         self._asked += 1
         if self._timer is not None:
             self._timer.cancel()
         mine = self._asked
-        self._timer = threading.Timer(QUIET_S, lambda: self._work(lambda: self._asked != mine))
+        self._timer = threading.Timer(after_s, lambda: self._work(lambda: self._asked != mine))
         self._timer.daemon = True
         self._timer.start()
 
 
 class Keeping(Boarding):
-    """A view that keeps its still form up to date."""
+    """A view that foresees what its switches change, and keeps its still form up to date."""
 
     payload: Any
     held: Callable[[Variant], dict[str, Any]]
@@ -116,7 +128,7 @@ class Keeping(Boarding):
     def _begin_keeping(self) -> None:
         """Called before the widget is made."""
         self.still = StillForm()
-        self._keeper = Keeper(self._keep)
+        self._foreseer, self._keeper = Keeper(self._foresee), Keeper(self._keep)
 
     def _page(self, payloads: list[dict[str, Any]]) -> str:
         return page(payloads, f"tracefuse: {self.variant.config.as_code()}", self.measured.timeline, self.board)
@@ -126,31 +138,60 @@ class Keeping(Boarding):
         if len(self.payload["values"]) <= MOST_AT_ONCE:
             self.still.page = self._page([self.payload])
         self.still.show(self.payload)
-        self._keeper.touch()
+        self._touch()
 
     def _update_still(self) -> None:
         """Let it say what is shown now, as tables first."""
         self.still.update(self.payload)
         if self.still.is_shown:
-            self._keeper.touch()
+            self._touch()
+
+    def _touch(self) -> None:
+        self._foreseer.touch(SOON_S)
+        self._keeper.touch(QUIET_S)
+
+    def _foresee(self, is_stale: Callable[[], bool]) -> None:
+        """Tell what each switch changes."""
+        shown = self.variant
+        unknown = [config for config in foreseen(shown) if shown.capture.made(config) is None]
+        if not unknown or not self._run_passes(shown, unknown, is_stale):
+            return
+        with self._lock:
+            if not is_stale():
+                self.payload = self.held(shown)
+
+    def _run_passes(self, shown: Variant, configs: Sequence[Config], is_stale: Callable[[], bool]) -> bool:
+        """Run the passes of `configs`, whose sizes and payloads cost little then; False once something else is shown."""
+        for config in configs:
+            if not self._is_idle(is_stale):
+                return False
+            with idle_turn():
+                step_size(shown.under(config))
+        return True
 
     def _keep(self, is_stale: Callable[[], bool]) -> None:
         """Make the page of what is shown, then that of its neighbours too."""
-        shown, payload = self.variant, self.payload
+        shown = self.variant
+        if not self._is_idle(is_stale):
+            return
+        with idle_turn():
+            payload, payloads = self.payload, list[dict[str, Any]]()
+            text = self._page([payload])
+        if is_stale():
+            return
+        self.still.update(payload, text)
         further = held_configurations(shown, tried_on(self.board))
-        payloads = [payload]
-        for config in (None, *further):
+        if not self._run_passes(shown, further, is_stale):
+            return
+        for config in (shown.config, *further):
             if not self._is_idle(is_stale):
                 return
             with idle_turn():
-                if config is not None:
-                    payloads.append(self.held(shown.under(config)))
-                if config is None or config == further[-1]:
-                    text = self._page(payloads)
-            if is_stale():
-                return
-            if config is None or config == further[-1]:
-                self.still.update(payload, text)
+                payloads.append(self.held(shown.under(config)))
+        with idle_turn():
+            text = self._page(payloads)
+        if not is_stale():
+            self.still.update(payloads[0], text)
 
     def _is_idle(self, is_stale: Callable[[], bool]) -> bool:
         """Wait until no cell runs and no task is at work; False once something else is shown."""

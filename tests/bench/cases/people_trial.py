@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -34,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 import tracefuse
 import tracefuse.optimizers
 from tracefuse.errors import ExportError, TracefuseError
-from tracefuse.execution.export import IN_SIXTHS
+from tracefuse.execution.export import rounds_as
 from tracefuse.optimizers.trace import Output
 from tracefuse.optimizers.verify import VerifyError
 from tracefuse.recorded import RecordedCapture
@@ -224,12 +225,6 @@ def _captured(row: Row, eager: Seen, allowed: float, at: Callable[[str], None]) 
     return near
 
 
-def _rounds_as(row: Row, capture: tracefuse.Capture) -> torch.dtype:
-    """The dtype that ATen computes in where it says another one."""
-    in_sixths = row.device == "cuda" and any(node.target in IN_SIXTHS for node in capture.trace.ops)
-    return torch.float32 if in_sixths else DTYPE
-
-
 def _seeds_in_between(capture: tracefuse.Capture) -> bool:
     """Whether its draws are of generators with several seeds; each state begins with the seed."""
     return len({(len(state), state[:8].numpy().tobytes()) for state in capture.rng_states}) > 1
@@ -314,7 +309,7 @@ def _near(
     row: Row, capture: tracefuse.Capture, variant: tracefuse.Variant, expected: list[Tensor], found: list[Tensor]
 ) -> Nearness:
     outputs = dict(zip(names(variant.trace), found, strict=True))
-    near = nearness(capture, outputs, expected, _rounds_as(row, capture))
+    near = nearness(capture, outputs, expected, rounds_as(capture.trace))
     row.difference, row.moved = near.difference, near.moved
     if near.problem:
         raise Wrong(f"all passes: {near.problem}")
@@ -352,7 +347,8 @@ def _backend(row: Row, eager: Seen, near: Nearness | None) -> None:
     if not _made(row).compiled:
         row.backend = NONE
         return
-    tolerance = near.tolerance if near is not None else TOLERANCE[torch.float32]
+    tolerance, gradients = (near.tolerance, near.gradients) if near is not None else (TOLERANCE[torch.float32], {})
+    allowed = {f"gradient of {source}": most for source, most in gradients.items()}
     with _warned() as said:
         try:
             seen = _kept(_run(row, _compiled("tracefuse")))
@@ -362,10 +358,10 @@ def _backend(row: Row, eager: Seen, near: Nearness | None) -> None:
             seen = None
     ours = [text for text in said if "tracefuse" in text]
     if seen is not None:
-        row.backend, row.backend_reason = _judged(seen, eager, tolerance)
+        row.backend, row.backend_reason = _judged(seen, eager, tolerance, allowed)
         row.backend_reason = "; ".join(filter(None, [row.backend_reason, *ours]))[:900]
     if row.backend in (RAISED, WRONG):
-        _beside_aot(row, seen, tolerance)
+        _beside_aot(row, seen, tolerance, allowed)
 
 
 def _compiled(backend: str) -> Callable[[Any], Any]:
@@ -373,15 +369,15 @@ def _compiled(backend: str) -> Callable[[Any], Any]:
     return lambda one: torch.compile(one, backend=backend)
 
 
-def _judged(seen: Seen, expected: Seen, tolerance: float) -> tuple[str, str]:
+def _judged(seen: Seen, expected: Seen, tolerance: float, allowed: Mapping[str, float]) -> tuple[str, str]:
     try:
-        worst = _held(seen, expected, tolerance, "backend")
+        worst = _held(seen, expected, tolerance, "backend", allowed)
     except Wrong as error:
         return WRONG, str(error)
     return (ROUNDED, "") if worst else (EXACT, "")
 
 
-def _beside_aot(row: Row, seen: Seen | None, tolerance: float) -> None:
+def _beside_aot(row: Row, seen: Seen | None, tolerance: float, allowed: Mapping[str, float]) -> None:
     """Whether autograd's own backend raises or differs from eager alike, as where it draws other numbers."""
     try:
         others = _kept(_run(row, _compiled("aot_eager")))
@@ -389,7 +385,7 @@ def _beside_aot(row: Row, seen: Seen | None, tolerance: float) -> None:
         if seen is None:
             row.backend, row.backend_reason = DYNAMO, _text(error)
         return
-    if seen is not None and _judged(seen, others, tolerance)[0] != WRONG:
+    if seen is not None and _judged(seen, others, tolerance, allowed)[0] != WRONG:
         row.backend = AS_AOT
 
 
@@ -405,8 +401,11 @@ def _warned() -> Iterator[list[str]]:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def _held(found: Seen, expected: Seen, tolerance: float, what: str) -> float:
-    """The largest relative difference; 0.0 bit for bit. Raises `Wrong` beyond the tolerance and where something is missing."""
+def _held(
+    found: Seen, expected: Seen, tolerance: float, what: str, allowed: Mapping[str, float] = MappingProxyType({})
+) -> float:
+    """The largest relative difference; 0.0 bit for bit. Raises `Wrong` beyond the tolerance, or what is `allowed` of a label
+    where that is more, and where something is missing."""
     if missing := sorted(found.keys() ^ expected.keys()):
         where = "it alone has" if missing[0] in found else "it lacks"
         raise Wrong(f"{what}: {where} {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
@@ -416,9 +415,10 @@ def _held(found: Seen, expected: Seen, tolerance: float, what: str) -> float:
         if mine != theirs:
             raise Wrong(f"{what}: {label} is {mine} instead of {theirs}")
     gaps = differences(list(expected), [found[label] for label in expected], list(expected.values()))
-    label, worst = max(zip(expected, gaps, strict=True), key=lambda pair: pair[1], default=("", 0.0))
-    if not worst <= tolerance:
-        raise Wrong(f"{what}: {label} differs by {worst:.1e}")
+    worst = max(gaps, default=0.0)
+    for label, gap in zip(expected, gaps, strict=True):
+        if not gap <= max(tolerance, allowed.get(label, 0.0)):
+            raise Wrong(f"{what}: {label} differs by {gap:.1e}")
     return worst or (sys.float_info.min if labels else 0.0)
 
 

@@ -12,7 +12,7 @@ from itertools import starmap
 
 from cases.step_programs import STEPS
 
-from pages import many_ranks
+from pages import fusion_figures, many_ranks, pipeline
 from pages.models_table import is_right
 from pages.notebook_figures import lora, slow_layer
 from pages.rendering import COLUMNS, SHORT, Data, Results, by_name, measured_on, mega, ms, said, step_ms, table, three
@@ -312,6 +312,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
     "models": models, "train": train, "first_view": first_view, "update": update, "whole_step": whole_step, "curves": curves,
-    **many_ranks.BLOCKS,
+    **fusion_figures.BLOCKS, **many_ranks.BLOCKS, **pipeline.BLOCKS,
 }  # fmt: skip
 """By the name that the marker in `RESULTS.md` has."""

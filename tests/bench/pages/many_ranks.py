@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pages.rendering import Data, Results, ms, said, table
+from pages.rendering import Data, Results, measured_on, ms, said, table
 
 
 @said("many_ranks.py", "many_ranks")
@@ -30,10 +30,50 @@ def causes(found: Data, source: str) -> str:
     )
 
 
-@said("overlap_model.py", "overlap_model")
-def overlap(found: Data, source: str) -> str:
-    """Predicted and measured steps."""
-    titles = ("a step of four gloo ranks", "predicted", "measured", "without an exchange", "error")
+def overlap(results: Results) -> str:
+    """Predicted and measured steps of processes on a CPU."""
+    found = modelled(results, is_gpu=False)
+    if found is None:
+        return MISSING
+    load = " to ".join(f"{one:.0f}" for one in found["load"])
+    errors = f"{100 * found['median_error']:.0f} %, with matrices {100 * found['median_error_with_matrices']:.0f} %"
+    source = measured_on(found["environment"], "overlap_model.py")
+    text = f"Median error {errors}, on two cores at a load of {load}{kept(found)} ({source})."
+    return f"{steps('four gloo ranks', found)}\n{text}"
+
+
+def overlap_gpu(results: Results) -> str:
+    """Predicted and measured steps on GPUs."""
+    found = modelled(results, is_gpu=True)
+    if found is None:
+        return MISSING
+    links = "; ".join(
+        f"{kinds}: {one['us_a_call']:.0f} µs and {one['gb_per_s']:.0f} GB/s" for kinds, one in found["links"].items()
+    )
+    error = f"{100 * found['median_error_with_matrices']:.0f} %"
+    source = measured_on(found["environment"], "overlap_model.py --device cuda")
+    return (
+        f"{steps('two GPUs by NCCL', found)}\nMedian error {error}{kept(found)}. Links as fitted: {links} ({source})."
+    )
+
+
+MISSING = "Not measured: no result of `overlap_model.py` is committed."
+
+
+def modelled(results: Results, is_gpu: bool) -> Data | None:
+    all_ = results.on_each_machine("overlap_model")
+    return next((one for one in all_ if one["environment"]["device"].startswith("CPU") != is_gpu), None)
+
+
+def kept(found: Data) -> str:
+    """What computing keeps of its speed beside an exchange."""
+    if "beside" not in found:
+        return ""
+    return f"; products that go on beside an all-reduce keep {100 * found['beside']:.0f} % of their speed"
+
+
+def steps(ranks: str, found: Data) -> str:
+    titles = (f"a step of {ranks}", "predicted", "measured", "without an exchange", "error")
     rows = [
         (
             f"{one['program']}, `{one['choice']}`",
@@ -42,9 +82,12 @@ def overlap(found: Data, source: str) -> str:
         )
         for one in found["rows"]
     ]
-    load = " to ".join(f"{one:.0f}" for one in found["load"])
-    errors = f"{100 * found['median_error']:.0f} %, with matrices {100 * found['median_error_with_matrices']:.0f} %"
-    return f"{table(titles, rows)}\nMedian error {errors}, on two cores at a load of {load} ({source})."
+    return table(titles, rows)
 
 
-BLOCKS: dict[str, Callable[[Results], str]] = {"opened": opened, "causes": causes, "overlap": overlap}
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "opened": opened,
+    "causes": causes,
+    "overlap": overlap,
+    "overlap_gpu": overlap_gpu,
+}

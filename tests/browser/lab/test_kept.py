@@ -13,6 +13,8 @@ import pytest
 from lab import Lab
 from playwright.sync_api import Browser, FrameLocator, Page, expect
 
+from tests.browser.contrast import TABS
+
 pytestmark = pytest.mark.browser
 
 SETUP = """
@@ -71,19 +73,7 @@ def check_view(view: FrameLocator) -> None:
     expect(fuse).not_to_be_checked()
     expect(view.get_by_test_id("tf-pass-fuse")).to_have_class(re.compile("tf-off"))
     fuse.click()
-    for tab in (
-        "layers",
-        "graph",
-        "code",
-        "timeline",
-        "memory",
-        "findings",
-        "kernels",
-        "timing",
-        "board",
-        "notes",
-        "trace",
-    ):
+    for tab in (*TABS[1:], TABS[0]):
         view.get_by_test_id(f"tf-tab-{tab}").click()
         expect(view.get_by_test_id(f"tf-tab-{tab}")).to_have_attribute("aria-selected", "true")
     expect(view.get_by_test_id("tf-measure")).to_be_disabled()
@@ -105,6 +95,20 @@ def test_a_reopened_notebook_shows_the_view(notebook: Path, lab: Lab, browser: B
     check_view(page.frame_locator("iframe[title^=tracefuse]"))
     context.close()
     assert [error for error in errors if "create_subshell" not in error] == []
+
+
+def test_a_page_that_is_loaded_again_shows_the_living_view(open_notebook: Callable[..., Page]) -> None:
+    """The kernel is still there: JupyterLab says "Loading widget" for a while, and the still form stands in for that long."""
+    page = open_notebook(SETUP, CELL)
+    view = page.get_by_test_id("tf-root")
+    expect(view).to_have_attribute("data-ready", "1")
+    page.evaluate(SAVE)
+    page.reload()
+    page.locator("[class^=tf-still-]").wait_for(state="attached")
+    page.locator(".jp-CodeCell").last.scroll_into_view_if_needed()
+    expect(view).to_have_attribute("data-ready", "1")
+    expect(view).to_be_visible()
+    expect(page.locator("iframe[title^=tracefuse]:visible")).to_have_count(0)
 
 
 def test_the_html_of_nbconvert_shows_the_view(notebook: Path, browser: Browser, tmp_path: Path) -> None:

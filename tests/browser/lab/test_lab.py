@@ -66,6 +66,7 @@ def switch(root: Locator, name: str) -> None:
     row = expect(root.get_by_test_id(f"tf-pass-{name}"))
     is_off = re.compile("tf-off")
     row.to_have_class(is_off) if was_on else row.not_to_have_class(is_off)
+    row.not_to_have_attribute("aria-busy", "true")  # the switch moved at once: now it is answered
     settle(root)
 
 

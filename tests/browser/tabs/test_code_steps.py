@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from playwright.sync_api import Locator, Page, expect
 
-import tracefuse
-from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.render import render
 from tracefuse.variant import Variant
-from tracefuse.widgets.html import page as html_page
 from tracefuse.widgets.payload.passes import change_record, changes_record
-from tracefuse.widgets.payload.program import payload
 
 pytestmark = pytest.mark.browser
 
@@ -33,20 +28,6 @@ PLACES = """() => Object.fromEntries(
     .map((one) => [one.dataset.testid ?? one.getAttribute("aria-label"), one.getBoundingClientRect()])
     .map(([name, { x, y }]) => [name, [x, y]]))"""
 TOPS = """(pane) => [...pane.querySelectorAll(".tf-chunk > .tf-line")].map((one) => one.getBoundingClientRect().top)"""
-
-
-@pytest.fixture(scope="module")
-def variant() -> Variant:
-    torch.manual_seed(0)
-    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.1), batch(61, 2, 12)
-    return tracefuse.capture(lambda: model(*data).backward()).optimize()
-
-
-@pytest.fixture(scope="module")
-def written(variant: Variant, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("steps") / "view.html"
-    path.write_text(html_page([payload(variant, name="c")], "steps"), encoding="utf-8")
-    return path
 
 
 @pytest.fixture
@@ -124,12 +105,53 @@ def test_the_pipeline_is_walked_with_the_keyboard_and_no_control_moves(page: Pag
         expect(shown).to_have_count(1)
         seen.append(shown.text_content())
         now = page.evaluate(PLACES)
-        # What belongs to one step alone comes with it; the row of steps scrolls where it does not fit.
-        kept = {name for name in places if not name.startswith("tf-step-")}
-        assert {name: now[name] for name in kept} == {name: pytest.approx(places[name], abs=2) for name in kept}
+        assert {name: now[name] for name in places} == {name: pytest.approx(at, abs=2) for name, at in places.items()}
     assert len(set(seen)) == 10
     assert seen[-1] == "all passes"
     expect(page.locator(".tf-against")).to_contain_text("as captured")
+
+
+@pytest.mark.parametrize("width", [800, 1024, 1440])
+def test_every_step_of_the_pipeline_is_seen(page: Page, variant: Variant, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 768})
+    for name in variant.config.names:
+        expect(page.get_by_test_id(f"tf-step-{name}")).to_be_in_viewport(ratio=1)
+
+
+@pytest.mark.parametrize(("width", "characters"), [(1024, 44), (1440, 70)])
+def test_a_line_side_by_side_has_the_room_of_details_that_are_empty(page: Page, width: int, characters: int) -> None:
+    page.set_viewport_size({"width": width, "height": 768})
+    tabs = page.evaluate(PLACES)
+    before, after = lay(page, "forward")
+    page.get_by_test_id("tf-step-all").click()
+    shown = before.evaluate("(pane) => pane.clientWidth - 20") / 7.23
+    assert shown >= characters
+    kept = {name: at for name, at in page.evaluate(PLACES).items() if name in tabs}
+    assert kept == {name: pytest.approx(tabs[name], abs=2) for name in kept}
+    empty = after.bounding_box()
+    after.locator(".tf-is-op").first.click()
+    expect(page.get_by_test_id("tf-clear")).to_be_in_viewport()
+    selected = after.bounding_box()
+    assert empty is not None
+    assert selected is not None
+    assert selected["x"] == pytest.approx(empty["x"], abs=1)
+    assert selected["height"] < empty["height"]
+
+
+def test_the_details_of_a_value_say_what_the_step_has_of_it(page: Page) -> None:
+    before, _ = lay(page, "forward")
+    page.get_by_test_id("tf-step-fuse").click()
+    gone = before.locator(".tf-del.tf-is-op").first
+    name, code = gone.get_attribute("data-defines"), str(gone.locator("code").first.text_content()).strip()
+    code = code.replace("torch.ops.", "").replace(".default(", "(")
+    gone.click()
+    details = page.get_by_test_id("tf-details")
+    expect(details.locator(".tf-fact").filter(has_text="before fuse")).to_contain_text(code)
+    expect(details.locator(".tf-fact").filter(has_text="after fuse")).to_be_visible()
+    expect(details.locator("h4")).to_have_text("With all passes")
+    page.get_by_test_id("tf-tab-trace").click()
+    expect(details).to_contain_text(str(name))
+    expect(details).not_to_contain_text("before fuse")
 
 
 def test_jumps_go_through_the_changes_of_both_sides(page: Page) -> None:

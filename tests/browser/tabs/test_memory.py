@@ -8,37 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from playwright.sync_api import Locator, Page, expect
 
-import tracefuse
-from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.variant import Variant
-from tracefuse.widgets.html import page as html_page
 from tracefuse.widgets.payload.program import payload
 
 pytestmark = pytest.mark.browser
+OPTIONS = {"remat": 0.0}
 
 # Left, right and top of each block, and what it says.
 BLOCKS = """(flame) => [...flame.children].map((one) => {
     const { left, right, top } = one.getBoundingClientRect();
     return [one.textContent, left, right, top];
 })"""
-
-
-@pytest.fixture(scope="module")
-def variant() -> Variant:
-    torch.manual_seed(0)
-    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.1), batch(61, 2, 12)
-    return tracefuse.capture(lambda: model(*data).backward()).optimize(remat=0.0)
-
-
-@pytest.fixture(scope="module")
-def written(variant: Variant, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("memory") / "view.html"
-    path.write_text(html_page([payload(variant, name="c")], "memory"), encoding="utf-8")
-    return path
 
 
 @pytest.fixture

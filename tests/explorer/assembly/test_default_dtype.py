@@ -53,3 +53,35 @@ def test_a_trace_holds_under_the_usual_default(dtype: torch.dtype, tmp_path: Pat
 def test_under_float32_nothing_is_added() -> None:
     c = tracefuse.capture(program, torch.randn(4, requires_grad=True))
     assert not any("to_copy" in node.name for node in c.trace.ops)
+
+
+@pytest.mark.parametrize("inside", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("around", [torch.float32, torch.float64])
+def test_a_program_that_switches_the_default(around: torch.dtype, inside: torch.dtype) -> None:
+    def run(w: Tensor) -> Tensor:
+        with default_dtype(inside):
+            ramp = torch.linspace(0, 1, 4) + torch.arange(4) / 3
+        loss = (w * ramp * torch.linspace(0, 2, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    with default_dtype(around):
+        w = torch.randn(4, dtype=torch.float64, requires_grad=True)
+        c = tracefuse.capture(run, w)
+        expected = torch.autograd.functional.jacobian(lambda w: run_once(w, inside), w)
+        assert str(c.check()).endswith("bit for bit.")
+    with default_dtype(torch.float32):
+        assert any(t.shape == expected.shape and t.equal(expected) for t in c.replay())
+
+
+def run_once(w: Tensor, inside: torch.dtype) -> Tensor:
+    with default_dtype(inside):
+        ramp = torch.linspace(0, 1, 4) + torch.arange(4) / 3
+    return (w * ramp * torch.linspace(0, 2, 4)).square().sum()
+
+
+def test_numbers_read_as_another_dtype_under_another_default() -> None:
+    bits = torch.tensor([1.5, 2.5], dtype=torch.float64).view(torch.int64)
+    with default_dtype(torch.float64):
+        c = tracefuse.capture(lambda: bits.view(torch.float64) * 2)
+        assert str(c.check()).endswith("bit for bit.")

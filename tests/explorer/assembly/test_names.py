@@ -11,11 +11,13 @@ from tracefuse.assembly.names import RESERVED_NAMES, Names
 from tracefuse.device.dropout import SUPPORT
 from tracefuse.device.packed_attention import RUNTIME
 from tracefuse.execution import export
+from tracefuse.execution.spelling import CAST_ALL
 
 COPIED = {
     "the exported runtime": Path(export.__file__).with_name("exported_runtime.py").read_text(),
     "the packed runtime": RUNTIME,
     "what kernels call": "\n".join(SUPPORT.values()),
+    "what casts together": CAST_ALL,
     "the file's imports": "import triton\nimport triton.language as tl",
 }
 
@@ -38,7 +40,7 @@ def test_what_is_copied_into_files_binds_reserved_names(copied: str) -> None:
 
 def test_no_reserved_name_is_left_over() -> None:
     bound_there = {n for text in COPIED.values() for statement in ast.parse(text).body for n in bound(statement)}
-    assert RESERVED_NAMES - bound_there == {"aten", "boxed", "launch"}
+    assert RESERVED_NAMES - bound_there == {"aten", "boxed"}
 
 
 def test_a_value_that_is_called_like_one_is_told_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,18 +74,74 @@ def in_a_loop(main: Any) -> Any:
         return pool.submit(asyncio.run, main).result()
 
 
-def test_a_forward_on_another_thread() -> None:
-    model, made = nn.Linear(4, 4), []
+def on_another_thread(gather: Callable[[], None], gradient: Tensor | None = None) -> Callable[[], None]:
+    model = nn.Linear(4, 1)
 
     def step() -> None:
-        x = numbers()
-        on_a_thread(lambda: made.append(model(x)))
-        made[0].sum().backward()
+        x, made = numbers(), []
+        on_a_thread(lambda: made.append(model(x).mean()))
+        gather()
+        made[0].backward(gradient)
 
-    (text,) = said(step)
-    assert "(test_unshown.py:" in text
-    assert "made[0].sum().backward()" in text
-    assert "on another thread, and gradients behind it are no part of the trace" in text
+    return step
+
+
+def half_on_another_thread() -> None:
+    model, x, made = nn.Linear(4, 4), numbers(), []
+    on_a_thread(lambda: made.append(model(x)))
+    made[0].sum().backward()
+
+
+def in_a_pool_of_before() -> Callable[[], None]:
+    model, pool = nn.Linear(4, 4), ThreadPoolExecutor(1)
+    pool.submit(lambda: model(numbers())).result()
+
+    def step() -> None:
+        pool.submit(model, numbers()).result().square().sum().backward()
+
+    return step
+
+
+@pytest.mark.parametrize("before", [0, 3], ids=["nothing before", "captures before"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        on_another_thread(lambda: None),
+        on_another_thread(lambda: None, torch.ones(())),
+        on_another_thread(gc.collect),
+        half_on_another_thread,
+        in_a_pool_of_before(),
+    ],
+    ids=["whole", "a gradient given", "garbage collected", "half", "a thread that was there"],
+)
+def test_a_forward_on_another_thread_is_refused(run: Callable[[], None], before: int) -> None:
+    model = nn.Linear(4, 4)
+    for _ in range(before):  # autograd numbers the ops of each thread: this one's numbers grow past the other's
+        assert "forward" in tracefuse.capture(lambda: model(numbers()).tanh().sum().backward()).counts
+    with pytest.raises(CaptureError, match=r"by no operator of this thread, .* another thread"):
+        tracefuse.capture(run).counts  # noqa: B018
+    assert "forward" in tracefuse.capture(lambda: model(numbers()).tanh().sum().backward()).counts
+
+
+def test_a_forward_on_another_thread_is_refused_where_objects_were_set_aside() -> None:
+    made = nn.Linear(4, 4)(numbers())
+    gc.collect()
+    gc.freeze()
+    try:
+        later = nn.Linear(4, 4)(numbers())
+        for old in (made, later):
+            assert "computed before the capture" in said(lambda old=old: old.sum().backward())[0]  # type: ignore[misc]
+        with pytest.raises(CaptureError, match="by no operator of this thread"):
+            tracefuse.capture(half_on_another_thread).counts  # noqa: B018
+    finally:
+        gc.unfreeze()
+
+
+def test_what_a_capture_around_it_made_is_of_before() -> None:
+    with tracefuse.capture():
+        made = nn.Linear(4, 4)(numbers())
+        (text,) = said(lambda: made.sum().backward())
+    assert "computed before the capture" in text
 
 
 def test_a_forward_before_the_capture() -> None:
@@ -185,25 +242,6 @@ def test_a_range_of_a_profiler_is_no_number_that_python_read() -> None:
     assert c.guards == ()
 
 
-def test_a_whole_forward_on_another_thread_is_told() -> None:
-    net, found = nn.Linear(3, 2), []
-
-    def run() -> None:
-        thread = threading.Thread(target=lambda: found.append(net(torch.ones(1, 3)).sum()))
-        thread.start()
-        thread.join()
-        found[0].backward()
-
-    c = tracefuse.capture(run)
-    try:
-        told = " ".join(c.unrecorded)
-    except (
-        CaptureError
-    ) as error:  # autograd numbers the ops of each thread: whether it seems to be of the capture is chance
-        told = str(error)
-    assert "another thread" in told
-
-
 @pytest.mark.parametrize("is_written", [True, False], ids=["through a view", "no write"])
 def test_ops_that_nobody_reads_are_told_of_a_program_that_is_rewritten_too(is_written: bool) -> None:
     net, x = nn.Linear(8, 8), torch.randn(4, 8)
@@ -238,6 +276,11 @@ def test_what_a_variable_holds_beside_the_step_is_told_and_shown_when_it_is_retu
         accuracy = step(c, False)
     (text,) = c.unrecorded
     assert text.startswith("accuracy: 3 ops computed it beside the step (test_unshown.py:")
+    with tracefuse.capture() as c:
+        net(x).sum().backward()
+        low, high = x.exp(), x.exp().log()
+    assert c.unrecorded[0].startswith("low, high: 3 ops computed them beside the step (")
+    del low, high
     assert c.dropped == ()
     with tracefuse.capture() as c:
         accuracy = step(c, True)
@@ -279,3 +322,30 @@ def test_tasks_of_the_program_itself_are_a_part_of_it() -> None:
         return outer
 
     assert in_a_loop(step()).unrecorded == ()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        return torch.tanh(self.net(torch.cat([x, state.detach()], -1)))
+
+
+def test_a_recurrent_state_that_is_detached_is_no_graph_of_before() -> None:
+    net, x, state = Recurrent(), torch.randn(3, 2), torch.zeros(3, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(4):
+            optimizer.zero_grad()
+            state = net(x, state)
+            state.sum().backward()
+            optimizer.step()
+    assert c.unrecorded == ()
+    expected = net(x, state).sum()
+    torch.testing.assert_close(c.optimize().compile()(x, state), expected)
+    state = net(x, state)
+    with tracefuse.capture() as kept:
+        (state + state.detach()).sum().backward()
+    assert [text for text in kept.unrecorded if "begins before the capture" in text or "history" in text]

@@ -196,7 +196,7 @@ def test_the_demo_writes_a_report_and_a_program_that_runs(tmp_path: Path) -> Non
     steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("+ ")]
     assert steps == [name for name in PASSES if name not in OFF_BY_DEFAULT]
     assert "measured on CPU" in done.stdout
-    assert "these times say nothing about what fusion gains" in done.stdout
+    assert "these times say nothing about what the passes gain on a GPU" in done.stdout
     page = (tmp_path / "o" / "report.html").read_text()
     assert "<script" in page
     assert not re.search(r"""(src|href)\s*=\s*["']?https?:""", page)

@@ -116,7 +116,7 @@ def test_the_whole_script_is_shown_and_measured(tmp_path: Path, capsys: pytest.C
 def test_a_script_is_captured_from_the_first_use_of_its_model(tmp_path: Path) -> None:
     """How it makes its model and its data is no part of the step, and they keep their names."""
     text = STEP.replace("loss =", "x = torch.randn(5, 8)\nloss =").replace("model(torch.randn(5, 8))", "model(x)")
-    shown, _ = run_script(Path(written(tmp_path, text)), [])
+    shown, *_ = run_script(Path(written(tmp_path, text)), [])
     assert [i.source for i in shown.trace.inputs] == ["x", "0.weight", "0.bias", "2.weight", "2.bias", "loss"]
     assert "uniform" not in shown.trace.code
     assert "randn" not in shown.trace.code
@@ -130,15 +130,15 @@ def test_a_script_is_captured_from_the_first_use_of_its_model(tmp_path: Path) ->
 
 def test_the_first_operator_of_a_script_has_its_twin(tmp_path: Path) -> None:
     text = "import torch\nmodel = torch.nn.Embedding(4, 3)\nrows = torch.tensor([1, 2])\nmodel(rows).sum().backward()\n"
-    shown, _ = run_script(Path(written(tmp_path, text)), [])
+    shown, *_ = run_script(Path(written(tmp_path, text)), [])
     (backward,) = (c for c in shown.run.recorder.recording.calls if "embedding_dense_backward" in str(c.func))
     assert backward.origin.module_type == "Embedding"
 
 
 def test_train_all_captures_frozen_parameters(tmp_path: Path) -> None:
     path = Path(written(tmp_path, STEP.replace("loss =", "model[0].requires_grad_(False)\nloss =")))
-    plain, _ = run_script(path, [])
-    full, _ = run_script(path, [], train_all=True)
+    plain, *_ = run_script(path, [])
+    full, *_ = run_script(path, [], train_all=True)
     assert [i.source for i in plain.trace.inputs if i.trainable] == ["2.weight", "2.bias"]
     assert set(full.thawed) == {"0.weight", "0.bias"}
 
@@ -188,7 +188,7 @@ for step in range(1, 4):
     "block", ["with tracefuse.capture() as c", "with FlopCounterMode(display=False), tracefuse.capture()"]
 )  # fmt: skip
 def test_the_last_step_that_the_script_marks_is_shown(block: str, tmp_path: Path) -> None:
-    shown, remarks = run_script(Path(written(tmp_path, LOOP.format(block=block))), [])
+    shown, remarks, _ = run_script(Path(written(tmp_path, LOOP.format(block=block))), [])
     assert "torch.ops.aten.mul.Tensor(weight, 3)" in shown.trace.code
     assert shown.trace.op_count < 10
     assert remarks == ["the script makes 3 captures: this is the last one"]
@@ -219,9 +219,43 @@ def test_captures_that_fail_are_not_shown(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no capture that the script makes ran to its end"):
         run_script(Path(written(tmp_path, failing)), [])
     good = "with tracefuse.capture(): model(torch.ones(1, 8)).sum().backward()\n"
-    shown, remarks = run_script(Path(written(tmp_path, failing + good + failing)), [])
+    shown, remarks, _ = run_script(Path(written(tmp_path, failing + good + failing)), [])
     assert "f32[1, 8]" in shown.trace.code
     assert remarks == []
+
+
+STEPS = """\
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    if step == {end}:
+        raise KeyboardInterrupt
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--step", "2"]], ids=["default", "step"])
+def test_ctrl_c_ends_a_long_run_and_shows_the_step_captured_before(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    arguments = [written(tmp_path, STEPS.format(end=6)), "--no-measure", "--json", str(report), *options]
+    assert main(arguments) == 130
+    said = capsys.readouterr()
+    assert "KeyboardInterrupt" in said.err
+    assert "tracefuse: the script was interrupted: what is shown was captured before" in said.err
+    assert "Linear" in said.out
+    assert json.loads(report.read_text())["version"] == VERSION
+
+
+def test_ctrl_c_before_a_step_is_over_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([written(tmp_path, STEPS.format(end=1)), "--no-measure"])
+    assert ended.value.code == 130
+    assert not capsys.readouterr().out
 
 
 def test_a_loop_that_marks_no_step_is_told_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,7 +379,7 @@ def test_a_directory_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("session")
-    capture, _ = run_script(Path(written(folder, STEP)), [])
+    capture, *_ = run_script(Path(written(folder, STEP)), [])
     capture.optimize(fuse=False).measure(budget_s=0.05)
     return capture.save(folder / "run.tfz")
 

@@ -12,11 +12,20 @@ from IPython.core.magic_arguments import parse_argstring
 
 import tracefuse as tf
 from tracefuse.cli.choices import configuration
-from tracefuse.cli.flags import DEMO_OPTIONS, MAGIC_OPTIONS, OPTIONS, add_arguments, magic_arguments, values
+from tracefuse.cli.flags import (
+    DEMO_OPTIONS,
+    MAGIC_OPTIONS,
+    OPTIONS,
+    SCRIPT_OPTIONS,
+    add_arguments,
+    magic_arguments,
+    values,
+)
 from tracefuse.config import PASSES, Config
 from tracefuse.config.names import OFF_BY_DEFAULT
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import modelled
+from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.optimizers.liveness import saved_bytes
 
@@ -241,6 +250,12 @@ def test_what_needs_a_gpu_and_what_a_pass_does_is_in_the_help() -> None:
     assert text.count("needsaCUDAGPU") == 2
     for name, does in PASSES.items():
         assert "".join(f"switch off the pass `{name}`, which {does}".split()) in text
+
+
+def test_the_help_names_all_gpus_that_prices_are_known_for() -> None:
+    (told,) = [one.help for one in SCRIPT_OPTIONS if one.name == "target"]
+    *names, last = TARGETS
+    assert f": {', '.join(names)} or {last}; " in told
 
 
 def test_pass_options_reach_the_passes() -> None:

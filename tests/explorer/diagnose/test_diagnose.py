@@ -14,7 +14,8 @@ from torch import nn
 
 import tracefuse
 from tracefuse.config.configuration import Config
-from tracefuse.diagnose.diagnose import diagnose
+from tracefuse.diagnose.diagnose import DETECTORS, beside, diagnose
+from tracefuse.findings.kinds import KINDS
 from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
 from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.ops import op_name
@@ -44,6 +45,22 @@ def test_a_whole_step_has_findings(fused: bool) -> None:
     assert Forecast(c.trace).peak(frozenset()) == peak_bytes(c.trace)
     assert "unfused-pointwise" in {one.id for one in c.findings()}
     assert c.findings() == c.variant(Config.off()).findings()
+
+
+# --- who finds what ---------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_that_a_trace_shows_has_a_detector():
+    made = {one for ids in DETECTORS.values() for one in ids}
+    assert made == {one for one, kind in KINDS.items() if not kind.of_run}
+
+
+@pytest.mark.parametrize("name", ["gpt", "autocast", "rope", "two_backwards"])
+def test_what_passes_leave_is_told_as_if_all_detectors_had_looked(name):
+    capture = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run)
+    variant = capture.optimize()
+    ran, left = (diagnose(case(capture, trace)) for trace in (capture.trace, variant.trace))
+    assert tuple(variant.findings()) == tuple(beside(ran, left, variant.config, variant.passes))
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
@@ -163,7 +180,7 @@ def test_pointwise_ops_one_by_one_until_they_are_fused() -> None:
     assert finding.severity == "low"
     assert finding.changes == {"fuse": True}
     (mended,) = [f for f in capture.optimize().findings() if f.id == "unfused-pointwise"]
-    assert mended == replace(finding, changes=None, mended=mended.mended, is_mended=True)
+    assert mended == replace(finding, changes=None, mended=mended.mended, is_mended=True, mended_by=("fuse",))
     assert mended.mended == "mended by `fuse` in this configuration"
 
 

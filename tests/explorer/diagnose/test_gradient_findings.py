@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from findings import EveryGradient, EveryOutput, case, found
-from torch import nn
+from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.diagnose.diagnose import diagnose
+from tracefuse.findings.finding import Finding
 
 NAMES = (
     "gradient-without-optimizer",
@@ -157,3 +161,148 @@ def test_an_op_that_computes_a_frozen_parameters_gradient_beside_what_is_read() 
     assert finding.title == "the backward computes 2.25 KiB that nothing reads, in 1 op"
     assert ("of", "1 frozen parameter: frozen") in finding.evidence
     assert gradient_findings(c, c.optimize(fuse=False).trace) == []
+
+
+def test_what_becomes_the_memory_of_a_parameter_is_used() -> None:
+    """An average of weights as contrastive learning writes it: no operator reads what `.data` is given."""
+    follows, leads, x = nn.Linear(64, 64), nn.Linear(64, 64), torch.randn(8, 64)
+
+    def step() -> None:
+        with torch.no_grad():
+            for slow, fast in zip(follows.parameters(), leads.parameters(), strict=True):
+                slow.data = slow.data * 0.9 + fast.data * 0.1
+            keys = follows(x)
+        torch.sin(x)  # used by nobody
+        (leads(x) * keys).sum().backward()
+
+    capture = tracefuse.capture(step)
+    assert [one.op for one in capture.dropped] == ["aten.sin.default"]
+
+
+# --- sums over steps --------------------------------------------------------------------------------------------------
+
+
+class Trained:
+    """A linear layer and its optimizer, and a sum of losses that is kept in one of several ways."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model, self.x, self.tot = nn.Linear(8, 8), torch.randn(4, 8), torch.zeros(())
+        self.mean, self.bias, self.shown = torch.randn(8), nn.Parameter(torch.zeros(8)), torch.zeros(4, 8)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def loss(self) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.model(self.x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def summed(self) -> None:
+        loss = self.loss()
+        self.tot = self.tot + loss
+
+    def added_in_place(self) -> None:
+        loss = self.loss()
+        self.tot += 0.5 * loss
+
+    def with_the_sum_behind(self) -> None:
+        loss = self.loss()
+        self.tot = loss + self.tot
+
+    def over_several_lines(self) -> None:
+        loss = self.loss()
+        self.tot = (  # as a formatter breaks what is long
+            self.tot
+            + loss
+        )  # fmt: skip
+
+    def with_a_mean(self) -> None:
+        self.loss()
+        self.shown = self.model(self.x) * 2
+        self.shown = self.shown + self.mean
+
+    def with_a_bias(self) -> None:
+        self.loss()
+        self.shown = self.model(self.x)
+        self.shown = self.bias + self.shown
+
+    def from_data(self) -> None:
+        self.loss()
+        self.shown = self.x
+        self.shown = self.shown + self.model(self.x)
+
+    def detached(self) -> None:
+        loss = self.loss()
+        self.tot = self.tot + loss.detach()
+
+    def as_numbers(self) -> None:
+        self.tot += self.loss().item()
+
+    def trained_on(self) -> None:
+        self.optimizer.zero_grad()
+        state = self.x
+        for _ in range(2):
+            state = state + self.model(state)
+        state.square().mean().backward()
+
+
+def unrecorded_branch(one: Trained) -> None:
+    """A target whose forward adds to its input, and whose graph nobody keeps."""
+    one.optimizer.zero_grad()
+    state = one.x
+    state = state + one.model(state)
+    wanted = state.detach()
+    del state
+    (one.model(one.x) - wanted).square().mean().backward()
+
+
+def growing(
+    way: Callable[[Trained], None], before: int, one: Trained | None = None
+) -> tuple[tracefuse.Capture, list[Finding]]:
+    one = one or Trained()
+    for _ in range(before):
+        way(one)
+    capture = tracefuse.capture(lambda: way(one))
+    return capture, [found for found in capture.findings() if found.id == "growing-graph"]
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("way", "instead"),
+    [
+        (Trained.summed, "`self.tot = self.tot + loss.detach()`"),
+        (Trained.added_in_place, "`self.tot += (0.5 * loss).detach()`"),
+        (Trained.over_several_lines, "`self.tot = self.tot + loss.detach()`"),
+        (Trained.with_the_sum_behind, "`self.tot = self.tot + loss.detach()`"),
+    ],
+)
+def test_a_sum_of_losses_with_their_graphs_grows(way: Callable[[Trained], None], instead: str, before: int) -> None:
+    capture, (finding,) = growing(way, before)
+    lines, begin = inspect.getsourcelines(way)
+    at = int(re.match(r"test_gradient_findings\.py:(\d+)  ", finding.source)[1])  # type: ignore[index]
+    assert begin + 2 <= at < begin + len(lines)  # behind the line of the loss
+    assert finding.fix == f"{instead}; `.item()` in place of `.detach()` makes the host wait for the GPU"
+    assert all(instead in said and "keeps the graph of every step" in said for said in capture.unrecorded)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        Trained.detached,
+        Trained.as_numbers,
+        Trained.trained_on,
+        Trained.with_a_mean,
+        Trained.with_a_bias,
+        Trained.from_data,
+        unrecorded_branch,
+    ],
+)
+def test_sums_without_graphs_and_sums_that_are_trained_on_do_not_grow(way: Callable[[Trained], None]) -> None:
+    assert not growing(way, 2)[1]
+
+
+@pytest.mark.parametrize("kind", [Trained.summed, Trained.detached])
+def test_the_step_of_a_graph_that_nobody_differentiates_compiles_with_and_without_its_remedy(kind: Any) -> None:
+    one = Trained()
+    growing(kind, 2, one)[0].optimize().compile()

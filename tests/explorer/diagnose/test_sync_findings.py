@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import cuda_traces
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -113,3 +116,119 @@ def test_what_another_thread_reads_is_not_the_programs() -> None:
         return x * 2
 
     assert tracefuse.capture(step, torch.ones(3)).stops == ()
+
+
+def test_the_checks_of_distributions_are_told_with_the_option_that_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # libraries switch it off
+    logits = torch.randn(8, 3)
+
+    def step() -> Tensor:
+        of = torch.distributions.Categorical(logits=logits)
+        likely = of.log_prob(torch.zeros(8)).exp()
+        return likely * of.logits.sum().item()
+
+    checks = found("host-sync", case(tracefuse.capture(step)))
+    assert [one.title.partition(" would")[0] for one in checks] == [
+        "`validate_args` of `torch.distributions`",
+        "`validate_args` of `torch.distributions`",
+        "`.item()`",
+    ]
+    assert "set_default_validate_args(False)" in checks[0].fix
+
+    def followed() -> Tensor:
+        of = torch.distributions.Categorical(logits=logits, validate_args=False)
+        return of.log_prob(torch.zeros(8)).exp()
+
+    assert not found("host-sync", case(tracefuse.capture(followed)))
+
+
+def made(step: Callable[[], object]) -> list[str]:
+    return [f"{one.title}: {one.fix}" for one in found("constant-from-host", case(tracefuse.capture(step)))]
+
+
+def test_an_index_of_pythons_is_no_constant_to_be_registered() -> None:
+    x, rows = torch.randn(8, 4), np.array([1, 5])
+    written = torch.zeros(8, 4)
+
+    def step() -> Tensor:
+        written[rows] = x[rows]
+        written[rows] = 0.0
+        return x[[1, 2]] * 2
+
+    for one in (said := made(step)):
+        assert one.startswith("a list or a NumPy array as an index makes a tensor of it")
+        assert "torch.as_tensor(index" in one
+        assert "register_buffer" not in one
+    assert [re.search(r"(once|\d+ times) a step", one)[0] for one in said] == [
+        "2 times a step",
+        "once a step",
+        "once a step",
+    ]
+    index = torch.as_tensor(rows)
+    assert not made(lambda: x[index] * 2)
+
+
+def test_a_tensor_that_the_line_itself_makes_is_a_constant_also_as_an_index() -> None:
+    x = torch.randn(8, 4)
+    (one,) = made(lambda: x[torch.tensor([1, 2])] * 2)
+    assert one.startswith("`torch.tensor(…)` makes a tensor of Python's numbers once a step")
+
+
+def test_what_lies_in_numpys_memory_is_copied_from_nowhere() -> None:
+    batch = np.ones((4, 3), np.float32)
+    assert not made(lambda: torch.from_numpy(batch) * 2)
+    assert len(made(lambda: torch.tensor(batch.tolist()) * 2)) == 1
+
+
+def test_a_read_before_an_index_is_told_beside_it() -> None:
+    x, z = torch.randn(4, requires_grad=True), torch.randn(2)
+
+    def step() -> None:
+        chosen = torch.tensor([0, 1])
+        z.tolist()
+        (x[chosen] * x[[2, 3]]).sum().backward()
+
+    kinds = [stop.read.kind for stop in tracefuse.capture(step).stops]
+    assert kinds == ["constant", "number", "index"]
+
+
+def how(step: Callable[[], object]) -> list[str]:
+    """How each line reads, in order."""
+    return [one.title.partition(" would")[0] for one in found("host-sync", case(tracefuse.capture(step)))]
+
+
+def test_the_classes_of_one_hot_are_checked_on_a_cpu_alone() -> None:
+    """The line is read as Python runs it: what else it reads is told, also where the call stands in several lines."""
+    t, n, s, w = torch.randint(10, (8,)), 10, torch.tensor(2.0), torch.randn(10, 3)
+    assert how(lambda: (F.one_hot(t, 10).float() @ w) * s.item()) == ["`.item()`"]
+    # fmt: off
+    assert not how(lambda: F.one_hot(
+        t.view(abs(-8)).view(max(8, 2)),
+        num_classes=max(n, 1),
+    ) * 2)
+    # fmt: on
+    assert how(lambda: F.one_hot(t, -1) * 2) == ["`one_hot` without `num_classes`"]
+    assert how(lambda: F.one_hot(t) * 2) == ["`one_hot` without `num_classes`"]
+    assert how(lambda: F.one_hot(t, num_classes=-1) * 2) == ["`one_hot` without `num_classes`"]
+
+
+def test_an_index_is_told_from_a_tensor_by_what_the_line_does_and_not_by_its_text() -> None:
+    x, pair = torch.randn(8, 4), torch.zeros(2)
+
+    def to_tensor(given: Tensor) -> Tensor:
+        return given
+
+    def kinds(step: Callable[[], object]) -> list[str]:
+        return [stop.read.kind for stop in tracefuse.capture(step).stops]
+
+    assert kinds(lambda: to_tensor(x)[[1, 2]] * 2) == ["index"]
+    assert kinds(lambda: x[torch.tensor([0, 1])][[0, 1]] * 2) == ["constant", "index"]
+    assert kinds(lambda: x[[0, 1]][torch.tensor([0, 1])] * 2) == ["index", "constant"]
+
+    def written() -> Tensor:
+        pair[[0, 1]] = torch.tensor([1.0, 2.0])
+        pair[[0]] = 3.0
+        pair[0] = 4.0
+        return pair * 2
+
+    assert kinds(written) == ["constant", "index", "index"]

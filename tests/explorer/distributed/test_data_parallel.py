@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+from ranks import needs_gloo, torchrun
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 SCRIPT = """
 import json, sys
@@ -87,12 +80,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_what_is_reduced_for_nobody_is_said_with_names_and_bytes(tmp_path: Path, processes: int) -> None:
-    script = tmp_path / "data_parallel.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [*command, str(script)], check=False, capture_output=True, text=True, timeout=240, cwd=tmp_path
-    )
+    done = torchrun(SCRIPT, processes, tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert len(lines) == processes * 9 * 2

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from ranks import needs_gloo, torchrun
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 SCRIPT = """
 import json, sys
@@ -70,12 +63,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_each_stage_is_captured_and_its_peers_are_said(tmp_path: Path, processes: int) -> None:
-    script = tmp_path / "stages.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [*command, str(script)], check=False, capture_output=True, text=True, timeout=240, cwd=tmp_path
-    )
+    done = torchrun(SCRIPT, processes, tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(lines) == 2 * processes

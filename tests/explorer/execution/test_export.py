@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import tracefuse
+from tracefuse.build.modules import load
 from tracefuse.errors import ExportError
 from tracefuse.execution.export import module_source
 
@@ -115,6 +116,14 @@ def test_a_file_allows_what_rounding_its_inputs_changes(tmp_path, factor, verdic
     assert done.returncode == verdict, done.stdout
 
 
+def test_a_probability_that_is_rounded_stays_one(tmp_path):
+    """Pictures of white and black: binary cross-entropy refuses a target above 1, on a GPU by an assert of the device's."""
+    x, weight = torch.rand(64, 8).round(), torch.randn(8, 8, requires_grad=True)
+    step = tracefuse.capture(lambda: F.binary_cross_entropy(torch.sigmoid(x @ weight), x).backward())
+    done = run_file(step.optimize().export(tmp_path / "step.py"))
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_kernels_the_file_says_nothing_of_them(tmp_path):
     c = tracefuse.capture(programs.rope(torch.float32).run)
     done = run_file(c.optimize(fuse=False).export(tmp_path / "rope.py"))
@@ -131,6 +140,23 @@ def test_a_wrong_file_fails_its_own_check(tmp_path):
     done = run_file(path)
     assert done.returncode != 0
     assert "BAD  gradient of t" in done.stdout
+
+
+def test_of_many_values_a_file_lists_those_that_come_closest_to_their_bound_and_counts_all(tmp_path):
+    weights = [torch.randn(3, requires_grad=True) for _ in range(12)]
+    c = tracefuse.capture(lambda: sum((w * w).sum() for w in weights).backward())
+    path = c.optimize(fuse=False).export(tmp_path / "many.py")
+    done = run_file(path)
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    assert [line[:4] for line in lines[:10]] == ["ok  "] * 10
+    assert lines[10] == "13 of 13 values are near what the captured program computes"
+    path.write_text(path.read_text().replace("    grad_constant_3 = torch.add(", "    grad_constant_3 = torch.sub(", 1))
+    done = run_file(path)
+    assert done.returncode != 0
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("BAD  gradient of constant_3")
+    assert rest[10] == "12 of 13 values are near what the captured program computes"
 
 
 def test_other_shapes_are_refused_and_other_strides_are_laid_out():
@@ -559,8 +585,7 @@ def test_the_check_covers_overwritten_inputs(tmp_path):
     text = path.read_text()
     start = text.index("def forward(")
     path.write_text(
-        text[:start]
-        + text[start:].replace("aten.add.Tensor(num_batches_tracked, 1)", "aten.add.Tensor(num_batches_tracked, 2)", 1)
+        text[:start] + text[start:].replace("torch.add(num_batches_tracked, 1)", "torch.add(num_batches_tracked, 2)", 1)
     )
     done = run_file(path)
     assert done.returncode != 0
@@ -650,6 +675,26 @@ def test_the_check_allows_what_the_coarsest_dtype_rounds(tmp_path):
     done = run_file(tracefuse.capture(step).optimize().export(tmp_path / "step.py"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "COARSEST = torch.float32" in (tmp_path / "step.py").read_text()
+
+
+@pytest.mark.parametrize(("rounds_as", "eps"), [(torch.float64, 2.0**-52), (torch.float32, 2.0**-23)])
+def test_inputs_are_rounded_as_the_ops_compute(rounds_as: torch.dtype, eps: float) -> None:
+    w = torch.randn(64, 8, dtype=torch.float64, requires_grad=True)
+    text = tracefuse.capture(lambda: F.hardswish(w).sum().backward()).optimize().source
+    assert "ROUNDS_AS = torch.float64" in text, "ATen's kernels for a CPU compute in float64"
+    module = load(text.replace("ROUNDS_AS = torch.float64", f"ROUNDS_AS = {rounds_as}"))
+    (exact,), (rounded,) = module.example_inputs(), module.example_inputs(rounded=True)
+    assert (rounded / exact - 1).abs().max().item() == pytest.approx(eps, rel=1e-2)
+
+
+def test_a_negative_view_is_given_as_its_numbers() -> None:
+    """Kernels read memory as it is, where such a view has the numbers with the other sign."""
+    w = torch.randn(64, 8, requires_grad=True)
+    program = tracefuse.capture(lambda: (w * 2).sin().sum().backward()).optimize().compile()
+    given = torch._neg_view(torch.randn(64, 8))
+    laid_out = program.module.expect(given, "w", (64, 8), (8, 1), torch.float32)
+    assert not laid_out.is_neg()
+    assert torch.equal(laid_out, given)
 
 
 @pytest.mark.gpu

@@ -191,6 +191,49 @@ def test_a_parameter_changed_before_the_backward_is_noticed() -> None:
 
 
 @gpu
+def test_large_tensors_that_stay_are_held_once() -> None:
+    """Neither as copies of what is given nor as copies of what is made; and the numbers are those of plain calls."""
+    nbytes = 64 << 20
+    x = torch.randn(nbytes // 4, device="cuda", requires_grad=True)
+    cotangent = torch.randn_like(x)
+    program = tracefuse.capture(lambda: (x * 2 + 1).backward(cotangent)).optimize().compile(cuda_graph=True)
+    x.grad = None
+    replays = program.replays([x, cotangent])
+    for _ in range(3):
+        state = replays.forward()
+        (found,) = replays.backward(state)
+        torch.testing.assert_close(state[0][0], x.detach() * 2 + 1)
+        torch.testing.assert_close(found, cotangent * 2)
+        del state, found
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    replays.backward(replays.forward())
+    assert torch.cuda.max_memory_allocated() - before < nbytes // 2
+    assert replays.held_nbytes < 2.5 * nbytes
+
+
+@gpu
+def test_a_loop_over_one_large_batch_is_right_whatever_the_user_holds() -> None:
+    x = torch.randn(1 << 20, device="cuda", requires_grad=True)
+    c = tracefuse.capture(lambda: (x.tanh() * 3).backward(torch.ones_like(x)))
+    step, held = c.optimize().compile(cuda_graph=True), []
+    for turn in range(10):
+        with torch.no_grad():
+            x.normal_()
+        out = step() if turn != 7 else step(x=x.detach().clone().requires_grad_())
+        (gradient,) = torch.autograd.grad(out.sum(), x) if turn != 7 else (None,)
+        torch.testing.assert_close(out.detach(), x.detach().tanh() * 3)
+        if gradient is not None:
+            torch.testing.assert_close(gradient, 3 * (1 - x.detach().tanh().square()))
+        if turn in (1, 6):
+            held.append((out.detach(), out.detach().clone(), gradient, gradient.clone()))
+        del out, gradient
+    for out, was, gradient, gradient_was in held:
+        torch.testing.assert_close((out, gradient), (was, gradient_was), rtol=0, atol=0)
+
+
+@gpu
 def test_dropout_draws_anew_at_each_replay_and_follows_the_seed() -> None:
     x = torch.ones(4096, device="cuda", requires_grad=True)
     c = tracefuse.capture(lambda: F.dropout(x, 0.5).sum().backward())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from findings import case
 from planting import on_a_gpu
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -292,6 +293,115 @@ def test_a_dense_block_reads_each_concatenation() -> None:
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_zeros_that_each_round_writes_into_are_not_computed_again() -> None:
+    """Rows of a one-hot by hand: the zeros cannot be shared, and the numbers of the rows can."""
+    model, x, y = nn.Linear(32, 1000), torch.randn(8, 64, 32), torch.randint(0, 1000, (8, 64))
+
+    def step() -> None:
+        total = torch.zeros(())
+        for t in range(8):
+            rows = torch.zeros(64, 1000)
+            rows[torch.arange(64), y[t]] = 1.0
+            total = total - (model(x[t]).log_softmax(-1) * rows).sum()
+        total.backward()
+
+    of = case(tracefuse.capture(step))
+    again = [name for one in diagnose(of) if one.id == "computed-again" for name in one.values]
+    assert not any("zeros" in str(n.target) for n in of.trace.ops if n.name in again)
+
+
+def test_a_clone_on_the_line_of_an_einsum_is_not_the_einsums() -> None:
+    queue, queries = torch.randn(128, 4096), torch.randn(32, 128, requires_grad=True)
+
+    def cloned() -> None:
+        torch.einsum("nc,ck->nk", [queries, queue.clone().detach()]).square().mean().backward()
+
+    def permuted() -> None:
+        torch.einsum("kcn,mck->nm", [queries.expand(64, 32, 128), queue.view(256, 32, 64)]).square().mean().backward()
+
+    told = [
+        "einsum-copies" in {one.id for one in diagnose(case(tracefuse.capture(step)))} for step in (cloned, permuted)
+    ]
+    assert told == [False, True]
+
+
+def test_products_of_attention_heads_are_no_stack_of_matrices() -> None:
+    """Heads in a loop: their weights are a finding, and no matrix is held for their scores."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.of = nn.Linear(32, 24, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.of(x).chunk(3, -1)
+            scores = q @ k.mT
+            return scores.softmax(-1) @ v
+
+    heads, x = nn.ModuleList(Head() for _ in range(8)), torch.randn(4, 16, 32)
+    step = lambda: torch.cat([head(x) for head in heads], -1).square().mean().backward()  # noqa: E731
+    told = {one.id for one in diagnose(case(tracefuse.capture(step)))}
+    assert {"attention-by-hand", "heads-apart"} <= told
+    assert "stack-of-matmuls" not in told
+
+
+class Waves(nn.Module):
+    """A recurrent net whose head reads each step, or a linear layer."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.cell, self.head, self.steps = nn.GRUCell(4, 16), nn.Linear(16, 4), steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, out = torch.zeros(len(x), 16), []
+        for t in range(self.steps):
+            state = self.cell(x[:, t], state)
+            out.append(self.head(state))
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_closure_that_runs_again_is_no_stack_of_matmuls(steps: int) -> None:
+    """LBFGS computes with its parameters as they come to be: one matrix in all evaluations."""
+    torch.manual_seed(0)
+    model, x = (Waves(steps) if steps else nn.Linear(4, 4)), torch.randn(20, max(steps, 1), 4)
+    optimizer, y = torch.optim.LBFGS(model.parameters(), max_iter=5), torch.randn_like(x)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    with tracefuse.capture() as c:
+        optimizer.step(closure)  # type: ignore[arg-type]
+    of = case(c)
+    assert sum(n.target is torch.ops.aten.addmm.default for n in of.own_ops) >= 5 * max(steps, 1)
+    assert not {"stack-of-matmuls", "heads-apart"} & {one.id for one in diagnose(of)}
+
+
+def test_zeros_that_are_written_into_are_no_constant() -> None:
+    """`one_hot` makes zeros in every step, and writes ones into them."""
+    model, x, y = nn.Linear(32, 1000), torch.randn(64, 32), torch.randint(0, 1000, (64,))
+
+    def by_hand() -> Tensor:
+        rows = torch.zeros(64, 1000) + 0.1
+        return -(model(x).log_softmax(-1) * rows).sum()
+
+    def scattered() -> Tensor:
+        rows = torch.zeros(64, 1000)
+        rows.scatter_(1, y[:, None], 1.0)
+        return -(model(x).log_softmax(-1) * rows).sum()
+
+    def one_hot() -> Tensor:
+        return -(model(x).log_softmax(-1) * F.one_hot(y, 1000).float()).sum()
+
+    def told(loss: Callable[[], Tensor]) -> bool:
+        return "constant-each-step" in {one.id for one in diagnose(case(tracefuse.capture(lambda: loss().backward())))}
+
+    assert [told(loss) for loss in (by_hand, scattered, one_hot)] == [True, False, False]
 
 
 def test_a_finding_in_a_library_is_at_the_line_that_called_it() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import fake_ranks, gathering_graph, needs_gloo, sharded
 from torch import nn
 
 import tracefuse
@@ -16,9 +17,7 @@ from tracefuse.errors import MeasureError
 from tracefuse.measure.overlapped import Overlap
 from tracefuse.optimizers.overlap.schedule import Schedule
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
-)
+pytestmark = needs_gloo
 
 WIDTH = 64
 NBYTES = 4 * (WIDTH * WIDTH + WIDTH)
@@ -27,12 +26,12 @@ NBYTES = 4 * (WIDTH * WIDTH + WIDTH)
 
 @pytest.fixture(params=["ddp", "fsdp"])
 def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "ddp":
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    else:
-        fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
-        dist.init_process_group("fake", rank=0, world_size=4, store=fake.FakeStore())
-    yield request.param
+    if request.param == "fsdp":
+        with fake_ranks(4):
+            yield "fsdp"
+        return
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield "ddp"
     dist.destroy_process_group()
 
 
@@ -44,13 +43,7 @@ def blocks() -> nn.Sequential:
 def wrapped(kind: str) -> nn.Module:
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(blocks(), bucket_cap_mb=1.5 * NBYTES / 2**20)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh, model = init_device_mesh("cpu", (4,)), blocks()
-    for block in model:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return sharded(blocks())
 
 
 def captured(kind: str) -> tracefuse.step_capture.StepCapture:
@@ -112,6 +105,26 @@ def test_the_times_of_this_machine_can_be_taken(kind: str) -> None:
     assert isinstance(found, Overlap)
     assert found.schedule.how == variant.op_times.provenance
     assert [str(one.options) for one in found.steps] == ["as recorded", "bucket_mb=25.0"]
+
+
+@pytest.mark.parametrize("kind", ["ddp"], indirect=True)
+def test_a_frontier_of_reductions_tries_another_bucket_beside_the_options_that_are_there(kind: str) -> None:
+    c = captured(kind)
+
+    def tried(variant: tracefuse.Variant) -> list[dict[str, object] | None]:
+        points = variant.frontier("8xH100,nvlink", budgets=(None,)).points
+        return [None if one.config.overlap is None else dict(one.config.overlap) for one in points]
+
+    assert tried(c.optimize()) == [None, {}, {"bucket_mb": 25.0}]
+    own = {"bucket_mb": 50.0, "second_group": True}
+    assert tried(c.optimize(overlap=own)) == [own, {"bucket_mb": 25.0, "second_group": True}]
+
+
+def test_a_graph_that_starts_its_collectives_itself_is_refused_with_another_remedy() -> None:
+    with gathering_graph() as graph:
+        for run in (graph.optimize().overlap, graph.optimize().frontier):
+            with pytest.raises(MeasureError, match=r"starts the collectives of this step itself.*capture_step"):
+                run("8xH100,nvlink")
 
 
 def test_a_step_that_exchanges_nothing_is_refused_with_the_remedy() -> None:

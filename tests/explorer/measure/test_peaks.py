@@ -174,7 +174,7 @@ def test_a_cpu_program_is_modelled_by_the_datasheet_and_says_so() -> None:
 
 def test_a_gpu_program_is_modelled_by_the_gpus_own_peaks_once_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = products(torch.float32)
-    monkeypatch.setattr("tracefuse.measure.op_times.devices", lambda node: {torch.device("cuda")})
+    monkeypatch.setattr("tracefuse.measure.op_times.is_on_gpu", lambda trace: True)
     monkeypatch.setattr("tracefuse.measure.op_times.known_peaks", lambda device: None)
     before = modelled(trace)
     assert modelled(trace) is before

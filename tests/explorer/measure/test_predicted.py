@@ -98,6 +98,22 @@ def test_a_new_kernel_is_modelled_and_calibrated() -> None:
     assert [times.us[name] for name in kernels] == pytest.approx([expected[name] for name in kernels], rel=1e-3)
 
 
+def test_two_kernels_tell_what_a_third_takes() -> None:
+    """Each is near its roofline where the ops that they stand for are not."""
+    x, w = torch.randn(2048, 2048), torch.randn(2048, 2048, requires_grad=True)
+    v = tracefuse.capture(lambda: (x * w).sin().exp().square().sum().backward()).optimize()
+    other = v.with_config(remat=None)
+    anchors = (
+        Anchor(v.baseline.whole, profiled(v.baseline.whole, 5.0, 0.0)),
+        Anchor(v.whole, profiled(v.whole, 1.1, 0.0)),
+    )
+    kernels = [[n.name for n in one.whole.ops if isinstance(n.target, Kernel)] for one in (v, other)]
+    assert len(kernels[0]) < 3
+    times, expected = predictor(*anchors)(other.whole), profiled(other.whole, 1.1, 0.0)
+    assert times.predicted >= set(kernels[1])
+    assert [times.us[name] for name in kernels[1]] == pytest.approx([expected.us[name] for name in kernels[1]])
+
+
 def test_a_device_without_triton_runs_the_ops_of_a_kernel() -> None:
     v = variant().with_config(decompose=False, remat=None)
     base = anchor(v.baseline)

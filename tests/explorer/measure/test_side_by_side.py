@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import tracefuse
 from tracefuse.demo import GPT, batch
-from tracefuse.errors import Cancelled, MeasureError
+from tracefuse.errors import Cancelled, ExportError, MeasureError
 from tracefuse.measure.timing import Estimate, inverse, over
 
 
@@ -80,3 +81,28 @@ def test_it_leaves_the_generator_as_it_was_and_can_be_cancelled(captured: tracef
         run(is_cancelled=lambda: True)
     with pytest.raises(MeasureError, match="budget_s=0"):
         run(budget_s=0)
+
+
+def test_where_the_kernels_do_not_run_the_table_says_what_its_times_are(captured: tracefuse.Capture) -> None:
+    shown = str(captured.optimize().measure(budget_s=0.1))
+    assert "On a CPU no Triton kernel runs" in shown
+    without = captured.optimize(fuse=False)
+    assert not without.kernels
+    assert "Triton" not in str(without.measure(budget_s=0.1))
+
+
+def test_a_step_that_cannot_be_compiled_is_measured_pass_by_pass() -> None:
+    """An optimizer that computes with Python numbers, one tensor after another."""
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    variant = c.optimize()
+    with pytest.raises(ExportError, match="fused=True"):
+        variant.compile()
+    found = variant.ablate(budget_s=0.1)
+    assert found.rounds > 0
+    assert "optimizer_step" in found.delta_ms

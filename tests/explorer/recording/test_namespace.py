@@ -49,3 +49,24 @@ def test_a_modules_variables_stay() -> None:
     exec("value = 3\nseen = visible_from(sys._getframe())", names)
     assert names["value"] == 3
     assert names["seen"]["value"] == 3  # type: ignore[index]
+
+
+class NotLoaded(dict[str, object]):
+    """A dict that reads its items from elsewhere."""
+
+    def _fail(self, *args: object) -> None:
+        raise RuntimeError("not loaded")
+
+    items = __len__ = __iter__ = keys = _fail  # type: ignore[assignment]
+
+
+def test_a_dict_of_the_programs_own_class_is_asked_for_nothing() -> None:
+    held, weight = NotLoaded(x=torch.randn(4)), torch.randn(4, requires_grad=True)
+
+    def loss() -> torch.Tensor:
+        batch = held
+        return (dict.__getitem__(batch, "x") * weight * torch.ones(4)).sum()  # type: ignore[operator]
+
+    with tracefuse.capture() as c:
+        loss().backward()
+    assert c.check().differing == 0

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+from ranks import needs_gloo, torchrun
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 SCRIPT = """
 import json, sys
@@ -191,16 +184,9 @@ EXCHANGED = {
 }
 
 
-def torchrun(
-    script: str, processes: int, folder: Path, *arguments: str
-) -> dict[tuple[int, str], tuple[list[Any], Any]]:
+def said_by(script: str, processes: int, folder: Path, *arguments: str) -> dict[tuple[int, str], tuple[list[Any], Any]]:
     """What each rank says of each model: its collectives, and what its trace does not show."""
-    path = folder / "ranks.py"
-    path.write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    ran = subprocess.run(
-        [*command, str(path), *arguments], check=False, capture_output=True, text=True, timeout=240, cwd=folder
-    )
+    ran = torchrun(script, processes, folder, *arguments)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[:4000]
     lines = (line for line in ran.stdout.splitlines() if line[:1].isdigit())
     said = ((int(line[0]), *json.loads(line[2:])) for line in lines)
@@ -210,7 +196,7 @@ def torchrun(
 def test_every_rank_is_captured_with_its_collectives(tmp_path: Path) -> None:
     names = [*EXCHANGED, "fsdp, kept", "fsdp, bf16", "fsdp, offloaded", "fsdp, uneven", "fsdp, frozen"]
     names += ["tensor parallel", "sequence parallel"]
-    said = torchrun(SCRIPT, 2, tmp_path, *names)
+    said = said_by(SCRIPT, 2, tmp_path, *names)
     assert set(said) == {(rank, name) for rank in (0, 1) for name in names}
     for (_, name), (exchanged, _) in said.items():
         if name in EXCHANGED:
@@ -223,7 +209,7 @@ def test_every_rank_is_captured_with_its_collectives(tmp_path: Path) -> None:
 
 
 def test_four_ranks_in_two_dimensions(tmp_path: Path) -> None:
-    said = torchrun(SCRIPT, 4, tmp_path, "fsdp and tensor parallel")
+    said = said_by(SCRIPT, 4, tmp_path, "fsdp and tensor parallel")
     assert [
         {tuple(ranks) for kind, ranks, _ in said[rank, "fsdp and tensor parallel"][0] if kind == "all_gather"}
         for rank in range(4)
@@ -256,8 +242,5 @@ print("as said")
 
 
 def test_a_wrapped_container_is_not_compiled_and_the_order_that_works_is_said(tmp_path: Path) -> None:
-    script = tmp_path / "compiled.py"
-    script.write_text(COMPILED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = torchrun(COMPILED, 1, tmp_path)
     assert "as said" in done.stdout, done.stderr[-3000:]

@@ -25,13 +25,14 @@ from tracefuse.recording.recorder import Recorder
 # The lines of the shield itself, by what would fail in them.
 SHIELD = {
     "Shield.note", "Shield.survive", "Shield.survive_all", "Shield._fail", "_let_pass",
-    "Recorder.__init__", "Recorder.__enter__", "Recorder.__exit__", "Recorder.__torch_dispatch__", "_run_conjugating",
+    "Recorder.__init__", "Recorder.__enter__", "Recorder.__exit__", "Recorder.__torch_dispatch__", "Recorder._decomposed",
+    "_run_conjugating",
     "Run.__init__", "Run.start", "Run.stop", "Run.note_end",
     "Shield.__init__", "ModuleStack.__init__", "UpdateHooks.__init__", "WeakMap.__init__",
     "Thaw.__init__", "Thaw.__enter__", "Thaw.__exit__",
     "Recorder.enter_stack", "Recorder.detach", "Recorder._taking", "are_notes_taken",
     "BackwardHook._run", "OptimizerHook._starts", "OptimizerHook._ended",
-    "LaunchHook._wrap.<locals>.tell_and_run", "Methods._wrapped.<locals>.read", "_collect_all",
+    "LaunchHook._wrap.<locals>.tell_and_run", "Methods._wrapped.<locals>.read", "_collect_all", "SetAside.tell_of_collection",
     "_Thawed.take", "WeakMap.__del__", "shielded.<locals>.noted",
     "assert_no_sync", "_NoSync.__init__", "_NoSync.__torch_dispatch__", "_sentence", "_raised_at", "hide_frames", "without",
     "_module", "is_recorder", "StepRecorder.__torch_dispatch__", "StepRecorder.enter_stack",

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tracefuse
-from tracefuse.errors import CaptureError
+from tracefuse.assembly.draws import draws
+from tracefuse.errors import CaptureError, ExportError
 
 
 def freed_while_others_are_made(w: Tensor) -> Tensor:
@@ -157,15 +158,17 @@ def packing_kernels() -> Iterator[None]:
         yield
 
 
-def packed_step(weights: list[Tensor], x: Tensor, flatten: bool) -> Tensor:
+def packed_step(weights: list[Tensor], x: Tensor, flatten: bool, dropout: float = 0.0) -> Tensor:
     """What `nn.RNN` does on a GPU, in a forward that calls `flatten_parameters()` or does not."""
     with torch.no_grad():
         if flatten:
             torch._cudnn_rnn_flatten_weight(weights, 2, 4, 1, 4, 0, 1, False, False)
         buffer = torch.empty(0).set_(weights[0].untyped_storage())
         hidden = torch.zeros(1)
-        out = torch._cudnn_rnn(x, weights, 2, buffer, hidden, None, 1, 4, 0, 1, False, 0.0, False, False, [], None)
-        return (out[0] * out[4].sum()).sum()
+        state = torch.zeros(8, dtype=torch.uint8) if dropout else None
+        net = 1, 4, 0, 1, False, dropout, dropout > 0
+        out = torch._cudnn_rnn(x, weights, 2, buffer, hidden, None, *net, False, [], state)
+        return out[0].sum() if dropout else (out[0] * out[4].sum()).sum()
 
 
 @pytest.mark.parametrize("flatten", [False, True])
@@ -178,3 +181,14 @@ def test_packed_weights_are_the_weights(packing_kernels: None, flatten: bool) ->
     assert not any("set_" in n or "flatten" in n for n in names)
     assert sorted(tuple(t.shape) for t in c.example_inputs) == [(3, 4), (4, 4), (4, 4)]
     assert torch.equal(c.replay()[0], packed_step(weights, x, False))
+
+
+def test_dropout_of_a_recurrent_net_is_refused_with_what_to_do(packing_kernels: None) -> None:
+    """It moves a state of cuDNN's own and no generator of torch's."""
+    flat = torch.randn(32)
+    weights, x = [flat[:16].view(4, 4), flat[16:].view(4, 4)], torch.randn(3, 4)
+    c = tracefuse.capture(packed_step, weights, x, False, 0.5)
+    (net,) = (node for node in c.trace.ops if "_cudnn_rnn" in str(node.target))
+    assert not draws(net)
+    with pytest.raises(ExportError, match=r"state of cuDNN's own.*dropout=0.*nn.Dropout"):
+        c.optimize().source  # noqa: B018

@@ -183,7 +183,7 @@ def written(folder: Path, text: str) -> str:
 
 @pytest.mark.parametrize(("step", "shown"), [(None, 3), (1, 1), (2, 2), (5, 5), (6, 6)])
 def test_a_script_that_trains_shows_a_step(step: int | None, shown: int, tmp_path: Path) -> None:
-    capture, remarks = run_script(Path(written(tmp_path, SCRIPT)), [], step=step)
+    capture, remarks, _ = run_script(Path(written(tmp_path, SCRIPT)), [], step=step)
     assert re.search(rf"mul.Tensor\(\w+, {shown}\)", capture.trace.code)
     assert remarks == [f"one step × 6, step {shown} shown: --step N shows another one"]
 

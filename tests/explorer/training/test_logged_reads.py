@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn, optim
 from torch.nn.utils import clip_grad_norm_
 from whole_step_loops import Loop, captured, check, data_of
 
+import tracefuse
 from tracefuse.errors import ExportError
 
 
@@ -58,3 +59,63 @@ def test_a_loss_a_norm_and_an_average_that_are_logged_are_no_part_of_the_update(
 def test_a_count_and_whether_gradients_are_finite_are(kind: type[Loop], value: str) -> None:
     with pytest.raises(ExportError, match=rf"^the host reads {value} of a tensor in .*, a count of steps or whether"):
         captured(kind(), data_of(4)).compile()
+
+
+class Grown(Loop):
+    """A log of losses that keeps the graph of each; nothing differentiates it."""
+
+    total: Tensor | float = 0.0
+
+    def left(self) -> dict[str, Tensor]:
+        """A compiled step returns its loss, and logs none."""
+        return {name: one for name, one in super().left().items() if name != "total"}
+
+    def step(self, *data: Tensor) -> None:
+        self.zero()
+        loss = self.loss(*data)
+        self.total = self.total + loss
+        loss.backward()
+        self.opt.step()
+
+
+class Averaged(Grown):
+    def step(self, *data: Tensor) -> None:
+        self.zero()
+        loss = self.loss(*data)
+        loss.backward()
+        self.opt.step()
+        self.total = 0.9 * self.total + 0.1 * loss
+
+
+@pytest.mark.parametrize("kind", [Grown, Averaged])
+def test_a_log_that_keeps_graphs_is_no_part_of_the_step(kind: type[Loop]) -> None:
+    check(kind)
+
+
+def test_a_backward_through_the_steps_before_is_told_where_to_cut() -> None:
+    def train(is_cut: bool) -> tuple[tracefuse.Capture, optim.Optimizer]:
+        model, total = nn.Linear(4, 3), torch.zeros(())
+        opt = optim.SGD(model.parameters(), 0.1, fused=True)
+        with tracefuse.capture_step(n=3) as c:
+            for _ in range(4):
+                loss = model(torch.ones(5, 4)).square().mean()
+                if is_cut:
+                    total = total.detach() + loss
+                else:
+                    total = total + loss
+                opt.zero_grad()
+                total.backward(retain_graph=True)
+                opt.step()
+        return c, opt
+
+    c, _ = train(is_cut=False)
+    with pytest.raises(
+        ExportError, match=r"`total` goes on with its own graph .*total = total \+.*write `total.detach\(\)`"
+    ):
+        c.optimize().compile()
+    c, opt = train(is_cut=True)
+    assert opt.param_groups
+    step = c.optimize().compile()
+    assert step.inputs == ("total",)
+    opt.param_groups[0]["lr"] = 0.0
+    assert step(torch.tensor(7.0)) - step(torch.tensor(2.0)) == pytest.approx(5.0)

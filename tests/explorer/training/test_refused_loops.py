@@ -90,6 +90,22 @@ class EverySecond(AveragedByHand):
             super().after()
 
 
+class Advantages(Loop):
+    """Actor and critic: what the critic says is read, as a number."""
+
+    def value(self, said: Tensor) -> float | Tensor:
+        return said.item()
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        said = self.model(x)
+        return (said * (y - self.value(said.mean()))).mean()
+
+
+class DetachedAdvantages(Advantages):
+    def value(self, said: Tensor) -> float | Tensor:
+        return said.detach()
+
+
 class Rollouts(Loop):
     """PPO: three epochs on what one rollout gave."""
 
@@ -112,6 +128,7 @@ REFUSED = {
     Scheduled: (r"-0.0\d+, then -0.0\d+: .*: make SGD with `fused=True`", ScheduledFused),
     Warmed: (r"^weight of aten.lerp_.Scalar .*: compute it with tensors, from a count that the step raises", Counted),
     EverySecond: (r"the step after step 3 ran other ops: \d+ ops more .*leave what only some steps run out of the loop", Loop),
+    Advantages: (r"^other of aten.sub.Tensor .*: leave out the `.item\(\)`, .*`t.detach\(\)`", DetachedAdvantages),
     Rollouts: (r"ran other ops: .* capture one that is repeated by the next", None),
 }  # fmt: skip
 
@@ -249,3 +266,30 @@ def test_sparse_adam_is_refused_by_name_and_a_dense_embedding_holds() -> None:
     with pytest.raises(CaptureError, match=said):
         captured(Looked(), data_of(4)).compile()
     check(LookedDense)
+
+
+def test_a_slice_that_a_module_takes_is_told_to_come_from_a_loader() -> None:
+    data = torch.randn(40, 3)
+    optimizers = []
+
+    class Sliced(nn.Linear):
+        def forward(self, given: Any) -> Tensor:
+            return super().forward(given if isinstance(given, Tensor) else data[given : given + 8])
+
+    model = Sliced(3, 2)
+
+    def train(batches: Any) -> tracefuse.Capture:
+        optimizers.append(optimizer := optim.SGD(model.parameters(), lr=0.1, fused=True))
+        with tracefuse.capture_step(n=3) as c:
+            for batch in batches:
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+        return c
+
+    with pytest.raises(ExportError, match=r"start of aten.slice.Tensor .*`torch.utils.data.DataLoader`"):
+        train(range(0, 40, 8)).optimize().compile()
+    step = train(torch.utils.data.DataLoader(data, batch_size=8)).optimize().compile()
+    with torch.no_grad():
+        expected = model(data[8:16]).square().mean()
+    torch.testing.assert_close(step(data[8:16]), expected)

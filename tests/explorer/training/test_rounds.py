@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from whole_step_loops import (
     Averaged,
     AveragedByHand,
@@ -266,3 +267,58 @@ def test_a_state_that_the_step_before_has_made_is_refused_and_one_that_stays_hol
     with pytest.raises(ExportError, match=r"the forward reads what the step before has made \(.*state.copy_\(new\)"):
         captured(Recurrent(), data_of(5)).compile()
     check(Stays)
+
+
+def unit(data: Tensor) -> Tensor:
+    return (data - data.mean()) / (data.std() + 1e-5)
+
+
+class Plotted(Loop):
+    """One helper prepares the data, and what is plotted of the step before."""
+
+    n = 4
+    last: Any = None
+
+    def step(self, *data: Tensor) -> None:
+        x, y = data
+        inputs = unit(x)
+        if self.last is not None:
+            unit(self.last)
+        self.zero()
+        out = self.model(inputs)
+        F.mse_loss(out, y).backward()
+        self.opt.step()
+        self.last = out.detach()
+
+    def left(self) -> dict[str, Tensor]:
+        """A compiled step returns its loss, and plots none."""
+        return {name: one for name, one in super().left().items() if name != "last"}
+
+
+def test_data_may_be_read_in_a_line_that_reads_what_the_step_before_has_made() -> None:
+    check(Plotted)
+
+
+def test_a_variable_that_each_step_makes_for_the_next_is_given_to_the_step() -> None:
+    """As weights of the rows, by the losses of the step before."""
+    model = nn.Linear(4, 3)
+    eager, weights = copy.deepcopy(model), torch.ones(5)
+    opt, theirs = (torch.optim.SGD(one.parameters(), 0.1, fused=True) for one in (model, eager))
+    x, y = torch.randn(5, 4), torch.randn(5, 3)
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(4):
+            opt.zero_grad()
+            per_row = (model(x) - y).square().mean(1)
+            loss = (per_row * weights).mean()
+            loss.backward()
+            opt.step()
+            weights = per_row.detach() / per_row.detach().mean()
+    step = c.optimize().compile()
+    assert step.inputs == ("x", "y", "weights")
+    eager.load_state_dict(model.state_dict())
+    for other in (weights, weights.flip(0)):
+        ((eager(x) - y).square().mean(1) * other).mean().backward()
+        step(x, y, other)
+        theirs.step()
+        theirs.zero_grad()
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())

@@ -24,6 +24,7 @@ from torch.optim import lr_scheduler
 
 import tracefuse
 from tracefuse.errors import ExportError, MeasureError
+from tracefuse.tables.summary import remarks
 from tracefuse.variant import Variant
 
 NEAR = 1e-10
@@ -213,10 +214,10 @@ def test_data_goes_by_name_too(adamw: tuple[Training, Variant]) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((torch.zeros(4, 4, dtype=torch.float64),), r"float64\[4, 4\], and the program was captured with .*\[5, 4\]"),
-        ((torch.zeros(5, 4),), r"float32\[5, 4\], and the program was captured with torch.float64"),
+        ((torch.zeros(4, 4, dtype=torch.float64),), r"float64\[4, 4\] on cpu, and the step takes .*\[5, 4\]"),
+        ((torch.zeros(5, 4),), r"float32\[5, 4\] on cpu, and the step takes torch.float64"),
         ((1, 2, 3), "got 3"),
-        ((3.0,), "is float, and the step takes tensors on cpu"),
+        ((3.0,), r"is float, and the step takes .* on cpu"),
     ],
 )
 def test_other_data_is_refused_before_anything_is_written(adamw: Any, given: Any, said: str) -> None:
@@ -330,6 +331,18 @@ def test_momenta_of_a_schedule_are_refused() -> None:
 
 def test_a_first_step_is_refused() -> None:
     assert "first of its optimizer" in refusal(Training(FUSED), n=1)
+
+
+def test_a_cell_with_a_first_step_is_called_so_until_it_is_run_once_more() -> None:
+    ours, data, said = Training(FUSED), data_of(2), []
+    for batch in data:
+        with tracefuse.capture() as c:
+            ours.step(batch)
+        said.append([one for one in remarks(c.optimize()) if "first of its optimizer" in one])
+    ((first,), later) = said
+    assert first.startswith("The captured step is the first")
+    assert "Run the cell once more" in first
+    assert later == []
 
 
 def test_a_loop_that_changes_a_number_of_its_own_is_refused() -> None:

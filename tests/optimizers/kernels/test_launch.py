@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from dataclasses import dataclass, field
@@ -27,9 +28,31 @@ class Compiled:
     function: int = 7
     packed_metadata: tuple[int, int, int] = (4, 1, 0)
     runs: list[tuple[Any, ...]] = field(default_factory=list)
+    scratch: int = 0
 
-    def run(self, *arguments: Any) -> None:
-        self.runs.append(arguments)
+    @property
+    def run(self) -> Any:
+        return Run(self)
+
+
+@dataclass
+class Run:
+    """Stands for Triton's `CudaLauncher`, which calls a function in C with more arguments."""
+
+    of: Compiled
+    launch_cooperative_grid: bool = False
+    launch_pdl: bool = False
+    profile_scratch_size: int = 0
+
+    @property
+    def global_scratch_size(self) -> int:
+        return self.of.scratch
+
+    def __call__(self, *arguments: Any) -> None:
+        self.of.runs.append(arguments)
+
+    def launch(self, *arguments: Any) -> None:
+        self.of.runs.append(("in C", *arguments))
 
 
 @dataclass
@@ -37,10 +60,11 @@ class Kernel:
     """Stands for a `JITFunction`: compiles at each public launch, and notes it."""
 
     made: list[Compiled] = field(default_factory=list)
+    scratch: int = 0
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def public(*tensors: Tensor, **options: Any) -> Compiled:
-            self.made.append(Compiled())
+            self.made.append(Compiled(scratch=self.scratch))
             return self.made[-1]
 
         return public
@@ -52,7 +76,7 @@ def text() -> dict[str, Any]:
     names: dict[str, Any] = {"torch": torch, "triton": triton}
     exec(LAUNCH, names)
     hooks = SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=SimpleNamespace(calls=[]))
-    names.update(_stream=lambda device: 99, _knobs=hooks, _is_known=True)
+    names.update(_stream=lambda device: 99, _knobs=hooks, _is_known=True, _is_flat=False)
     return names
 
 
@@ -66,25 +90,50 @@ def misaligned(count: int = 8) -> Tensor:
 
 def test_the_second_launch_hands_addresses_and_constants_to_the_same_machine_code(text) -> None:
     kernel, x, y = Kernel(), aligned(), aligned()
-    for _ in range(3):
-        text["launch"](kernel, 5, x, y, num_warps=4, ROWS=2, COLS=4)
+    launch = text["launcher"](kernel, num_warps=4, ROWS=2, COLS=4)
+    for programs in (5, 5, 6):
+        launch(programs, x, y)
     (compiled,) = kernel.made
-    expected = (5, 1, 1, 99, 7, (4, 1, 0), None, None, None, x.data_ptr(), y.data_ptr(), 2, 4)
-    assert compiled.runs == [expected, expected]
+    expected = (1, 1, 99, 7, (4, 1, 0), None, None, None, x.data_ptr(), y.data_ptr(), 2, 4)
+    assert compiled.runs == [(5, *expected), (6, *expected)]
+
+
+@pytest.mark.parametrize("scratch", [0, 8])
+def test_where_it_is_known_the_function_in_c_is_called_unless_it_needs_scratch_memory(text, scratch: int) -> None:
+    text["_is_flat"] = True
+    kernel, x = Kernel(scratch=scratch), aligned()
+    launch = text["launcher"](kernel, num_warps=4, COLS=4)
+    for _ in range(2):
+        launch(5, x)
+    between = ("in C", 5, 1, 1, 99, 7, False, False, None, None) if scratch == 0 else (5, 1, 1, 99, 7)
+    assert kernel.made[0].runs == [(*between, (4, 1, 0), None, None, None, x.data_ptr(), 4)]
+
+
+@compiles
+def test_the_function_in_c_is_known_where_it_is_called() -> None:
+    """What `CudaLauncher` of triton 3.6 hands to it, and in which order."""
+    if not triton.__version__.startswith("3.6."):
+        pytest.skip("another triton")
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    called = inspect.getsource(driver.CudaLauncher.__call__)
+    handed = "self.launch(gridX, gridY, gridZ, stream, function, self.launch_cooperative_grid, self.launch_pdl, "
+    assert " ".join(called.split()).endswith(handed + "global_scratch, profile_scratch, *args)")
 
 
 def test_machine_code_is_kept_by_alignment_of_each_tensor(text) -> None:
     kernel, one, other = Kernel(), aligned(), misaligned()
+    launch = text["launcher"](kernel, num_warps=4, COLS=4)
     for pair in ((one, one), (other, one), (one, other), (other, other)) * 2:
-        text["launch"](kernel, 5, *pair, num_warps=4, COLS=4)
+        launch(5, *pair)
     assert [len(compiled.runs) for compiled in kernel.made] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("change", [{"num_warps": 8}, {"COLS": 8}])
 def test_machine_code_is_kept_by_configuration(text, change) -> None:
     kernel, options = Kernel(), {"num_warps": 4, "COLS": 4}
-    for given in (options, options | change, options, options | change):
-        text["launch"](kernel, 5, aligned(), **given)
+    launches = [text["launcher"](kernel, **options), text["launcher"](kernel, **options | change)] * 2
+    for launch in launches:
+        launch(5, aligned())
     assert [len(compiled.runs) for compiled in kernel.made] == [1, 1]
 
 
@@ -92,21 +141,23 @@ def test_machine_code_is_kept_by_configuration(text, change) -> None:
 def test_a_hook_sees_every_launch(text, hook) -> None:
     """A profiler that is switched on later: Triton's own launch calls it."""
     kernel, x = Kernel(), aligned()
-    text["launch"](kernel, 5, x, num_warps=4)
+    launch = text["launcher"](kernel, num_warps=4)
+    launch(5, x)
     getattr(text["_knobs"], hook).calls.append(print)
-    text["launch"](kernel, 5, x, num_warps=4)
+    launch(5, x)
     setattr(text["_knobs"], hook, print)
-    text["launch"](kernel, 5, x, num_warps=4)
+    launch(5, x)
     setattr(text["_knobs"], hook, None)
-    text["launch"](kernel, 5, x, num_warps=4)
+    launch(5, x)
     assert [len(compiled.runs) for compiled in kernel.made] == [0, 0, 1]
 
 
 def test_an_unknown_triton_is_launched_the_public_way(text) -> None:
     text["_is_known"] = False
     kernel = Kernel()
+    launch = text["launcher"](kernel, num_warps=4)
     for _ in range(3):
-        text["launch"](kernel, 5, aligned(), num_warps=4)
+        launch(5, aligned())
     assert len(kernel.made) == 3
 
 

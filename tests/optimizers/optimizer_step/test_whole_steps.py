@@ -120,7 +120,7 @@ def test_the_joint_program_has_no_update_to_work_on() -> None:
 
 def test_replays_leave_what_was_captured_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels overwrite; what is timed or profiled overwrites copies."""
-    monkeypatch.setattr(Config, "passes", lambda config, machine=None: [OptimizerStep(on_cpu=True)])
+    monkeypatch.setattr(Config, "passes", lambda config, *_: [OptimizerStep(on_cpu=True)])
     variant = step(lambda p: optim.AdamW(p, fused=True)).optimize().update
     assert variant is not None
     assert overwritten(variant.trace)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import needs_gloo, torchrun
 from torch import nn
 
 import tracefuse
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 SCRIPT = """
 import json, sys
@@ -118,12 +112,7 @@ dist.destroy_process_group()
 
 
 def said(processes: int, folder: Path, *names: str) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    path = folder / "overlapped.py"
-    path.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [*command, str(path), *names], check=False, capture_output=True, text=True, timeout=280, cwd=folder
-    )
+    done = torchrun(SCRIPT, processes, folder, *names)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(rows) == processes * len(names) * 11

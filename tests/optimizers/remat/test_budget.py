@@ -18,7 +18,7 @@ from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.ops import is_random, op_name, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.remat import Remat
-from tracefuse.optimizers.remat.budget import Frontier, tilts
+from tracefuse.optimizers.remat.budget import Cuts, tilts
 from tracefuse.optimizers.remat.forecast import fused_seconds
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.simplify import Simplify
@@ -200,7 +200,7 @@ def test_the_tilt_halves_the_gaps() -> None:
 
 def test_corners_do_not_depend_on_what_was_asked_before() -> None:
     forward, full = Forward(deep("gpt")), saved_bytes(deep("gpt"))
-    asked, fresh = Frontier(forward, Remat()), Frontier(forward, Remat())
+    asked, fresh = Cuts(forward, Remat()), Cuts(forward, Remat())
     for budget in BUDGETS:
         asked.within(budget * full)
     assert asked.within(0.37 * full).again == fresh.within(0.37 * full).again

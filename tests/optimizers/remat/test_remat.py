@@ -267,3 +267,12 @@ def test_a_graph_without_ops_or_inputs_stays_as_it_is(options: dict[str, float])
     after, decisions = remat(Trace(graph, (), ()), **options)
     assert after.op_count == 0
     assert [d.action for d in decisions] in ([], ["meet"])
+
+
+def test_a_trace_that_is_left_as_it_was_is_the_same_trace():
+    """So that what follows from it is known already."""
+    x = leaf(4, 4)
+    given, decisions = captured(lambda: (x @ x).sum().backward()).trace, []
+    assert Remat().run(given, decisions.append) is given
+    assert [(d.value, d.action) for d in decisions] == []
+    assert Remat().run(given.copy(), lambda _: None).code == given.code

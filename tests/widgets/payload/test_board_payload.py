@@ -1,33 +1,13 @@
-"""What the view is told of the board: names of configurations, the frontier, what two of them differ by."""
+"""What the view is told of the board: names of configurations, what two of them differ by."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 import torch
 
 import tracefuse
 from tracefuse.config import Config
-from tracefuse.widgets.payload.board import frontier, said
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_nothing_beats_the_frontier_and_all_else_is_beaten(seed: int) -> None:
-    draw = random.Random(seed)
-    points = [(float(draw.randrange(7)), float(draw.randrange(7))) for _ in range(draw.randrange(12))]
-    best = frontier(points)
-
-    def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-        return one != other and one[0] <= other[0] and one[1] <= other[1]
-
-    for at, point in enumerate(points):
-        on_frontier = [points[one] for one in best if one != at]
-        if at in best:
-            assert not any(beats(other, point) for other in points)
-            assert point not in on_frontier
-        else:
-            assert point in on_frontier or any(beats(other, point) for other in on_frontier)
+from tracefuse.widgets.payload.board import said
 
 
 @pytest.mark.parametrize(

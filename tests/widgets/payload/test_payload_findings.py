@@ -146,6 +146,7 @@ def test_passes_that_are_on_are_not_offered() -> None:
     assert record(fused, "cat-of-nothing") == record(fused, "cat-of-nothing") | {
         "is_mended": True,
         "mended": "mended by `cat` in this configuration",
+        "mended_by": ("cat",),
         "trials": [],
     }  # fmt: skip
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +13,17 @@ from torch import nn
 
 import tracefuse
 from tracefuse.demo import GPT, batch
+from tracefuse.measure.launches import HOST_US
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.tables.layers import layers
 from tracefuse.text import time_text
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock
 from tracefuse.widgets.payload.program import payload
-from tracefuse.widgets.payload.sentence import sentence_record, worth_of
+from tracefuse.widgets.payload.sentence import in_short, sentence_record
+from tracefuse.widgets.text import to_text
+
+ROOT = Path(__file__).parents[3]
 
 
 @cache
@@ -34,6 +40,21 @@ def clock(kind: str) -> Clock:
     return Clock((of(variant().baseline.whole), of(variant().whole)), "a GPU", of)
 
 
+def finding(key: str, worth: str, **mended: Any) -> dict[str, Any]:
+    plain = {"kind": "", "left_kind": "", "mended": "", "is_mended": False, "mended_by": [], "values": [key]}
+    plain |= {"id": "attention-by-hand", "severity": "high", "changes": None}
+    return plain | {"key": key, "title": key, "worth": worth, "source": f"a.py:3  {key}"} | mended
+
+
+def said_of(
+    findings: list[dict[str, Any]], deltas: dict[str, float | None] | None = None, is_on_gpu: bool = True
+) -> dict[str, Any]:
+    """The sentence and the actions of a step that was measured; passes made two ops of any finding's values."""
+    rows = layers(variant().baseline.whole, variant().whole, clock("measured on").times)
+    summary = {"ops": (3, 3), "saved_bytes": (0, 0)}
+    return sentence_record(clock("measured on"), rows, findings, summary, is_on_gpu, deltas or {}, lambda _: 2)
+
+
 def needs(shown: dict[str, Any]) -> dict[str, str]:
     return {one["name"]: one["needs"] for one in shown["passes"]}
 
@@ -46,17 +67,75 @@ def test_it_says_what_a_step_takes_and_where() -> None:
     before, after = shown["clock"]["step_us"]
     said = shown["sentence"]["said"]
     assert said.startswith(
-        f"A step takes {time_text(after)} on a GPU, measured, {time_text(before)} before the passes; "
+        f"A step takes {time_text(after)} on a GPU, measured ({time_text(before)} before the passes); "
     )
     assert "its backward takes " in said
-    assert " of the backward; " in said
+    assert " times its forward, " in said
+    assert " % of it in h.*." in said
 
 
 def test_without_a_gpu_it_begins_with_what_a_cpu_can_know() -> None:
     shown = payload(variant())
     ops = shown["summary"]["ops"][1]
-    assert shown["sentence"]["said"].startswith(f"A step is {ops} ops and keeps ")
-    assert "on H100 SXM, an example, it would take at least " in shown["sentence"]["said"]
+    assert shown["sentence"]["said"].startswith(f"A step is {ops} ops, keeps ")
+    assert " µs on H100 SXM, an example, modelled (" in shown["sentence"]["said"]
+
+
+def tiny_ops(rounds: int, size: int) -> Variant:
+    x, weight = torch.randn(size, size), torch.randn(size, size, requires_grad=True)
+
+    def step() -> None:
+        y = x
+        for _ in range(rounds):
+            y = (y @ weight).tanh()
+        y.sum().backward()
+
+    return tracefuse.capture(step).optimize()
+
+
+def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() -> None:
+    shown = payload(tiny_ops(200, 8))
+    before, after = shown["summary"]["ops"]
+    assert before > 800
+    host_us = (HOST_US * before, HOST_US * after)
+    assert host_us[1] > 1000 > 100 > shown["clock"]["step_us"][1]
+    assert shown["clock"]["launch_us"] == pytest.approx(host_us[1])
+    bound = f"; launch-bound: {after} kernels take the host about {time_text(host_us[1])} "
+    bound += f"({time_text(host_us[0])} before) to launch, use cuda_graph=True; "
+    for text in (shown["sentence"]["said"], shown["sentence"]["head"], to_text(shown)):
+        assert bound in text
+    assert "; by its kernels' time " in shown["sentence"]["said"]
+    assert shown["sentence"]["said"].startswith(shown["sentence"]["head"].removesuffix("."))
+
+
+def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:
+    """A gradient penalty is neither compiled nor measured, as a CUDA graph neither."""
+    weight = torch.randn(8, 8, requires_grad=True)
+
+    def step() -> None:
+        y = torch.randn(8, 8)
+        for _ in range(40):
+            y = (y @ weight).tanh()
+        (gradient,) = torch.autograd.grad(y.sum(), weight, create_graph=True)
+        (y.sum() + gradient.square().sum()).backward()
+
+    shown = payload(tracefuse.capture(step).optimize())
+    assert shown["blocked"]
+    assert " to launch" in shown["sentence"]["head"]
+    assert "cuda_graph" not in shown["sentence"]["said"]
+
+
+def test_a_step_of_large_kernels_is_not_and_one_that_was_measured_says_what_it_took() -> None:
+    large = tiny_ops(2, 4096)
+    assert payload(large)["clock"]["launch_us"] is None
+    assert "launch-bound" not in payload(large)["sentence"]["said"]
+    assert "launch-bound" not in payload(variant(), clock=clock("measured on"))["sentence"]["said"]
+
+
+def test_a_launch_costs_what_was_measured_on_a_gpu() -> None:
+    record = json.loads((ROOT / "tests" / "bench" / "results" / "launch_h200.json").read_text())
+    of_two_ops, *_ = record["host_us"]["one launch"]["eager"]["forward"]
+    assert pytest.approx(of_two_ops / 2, abs=0.05) == HOST_US
 
 
 def test_the_findings_that_lead_are_the_first_actions() -> None:
@@ -78,15 +157,67 @@ def test_what_is_worth_most_leads_and_what_is_worth_nothing_here_comes_last() ->
         "large": "6 ms of 10 ms a step, 60 % (measured on a GPU)",
         "most": "at most 2 ms of 10 ms a step, 20 % (measured on a GPU)",
     }
-    findings = [
-        {"key": at, "title": at, "worth": worth, "kind": "", "left_kind": "", "is_mended": False}
-        for at, worth in worths.items()
-    ]
-    summary = {"ops": (3, 3), "saved_bytes": (0, 0)}
-    rows = layers(variant().baseline.whole, variant().whole, clock("measured on").times)
-    said = sentence_record(clock("measured on"), rows, findings, summary, True, {})
+    said = said_of([finding(at, worth) for at, worth in worths.items()])
     assert [one["key"] for one in said["actions"]] == ["large", "most", "small"]
     assert "first to mend: large" in said["said"]
+
+
+LOOP = "at most 6 ms a step, 60 %, if the GPU waits for the host (modelled)"
+BY_FUSE = {"kind": "modelled", "mended_by": ["fuse"], "is_mended": True, "mended": "mended by `fuse`"}
+
+
+def test_a_lever_that_a_pass_pulls_already_is_told_as_that_before_what_is_left() -> None:
+    said = said_of(
+        [finding("small", "1 ms of 10 ms a step, 10 % (measured on a GPU)"), finding("loop", LOOP, **BY_FUSE)]
+    )
+    assert [(one["key"], one["by"], one["kind"]) for one in said["actions"]] == [
+        ("loop", ["fuse"], "modelled"),
+        ("small", [], ""),
+    ]
+    lever = "; fuse pulls the biggest lever, at most 6 ms, 60 %, modelled: loop, at a.py:3, now 2 ops"
+    assert f"{lever}; left to mend: small (1 ms, 10 %)" in said["said"]
+
+
+def test_what_is_left_leads_where_it_is_worth_more_than_what_passes_pull() -> None:
+    left = finding("large", "7 ms of 10 ms a step, 70 % (measured on a GPU)")
+    said = said_of([finding("loop", LOOP, **BY_FUSE), left])
+    assert [one["key"] for one in said["actions"]] == ["large"]
+    assert "pulls" not in said["said"]
+    assert "first to mend: large" in said["said"]
+
+
+def test_a_lever_that_is_pulled_in_part_says_what_is_left_of_it() -> None:
+    partly = BY_FUSE | {"is_mended": False, "mended": "`fuse` is on; left: 0.5 ms of 4 ms a step, 12 % (modelled)"}
+    said = said_of([finding("loop", LOOP, **partly)])
+    assert "fuse pulls the biggest lever, at most 6 ms, 60 %, modelled, 0.5 ms, 12 % left: loop" in said["said"]
+    assert said["said"].endswith("; nothing else is left to mend.")
+    assert [one["worth"] for one in said["actions"]] == ["at most 6 ms, 60 %"]
+
+
+@pytest.mark.parametrize(("kind", "told"), [("modelled", "modelled for a GPU"), ("measured", "measured")])
+def test_on_a_cpu_only_what_is_modelled_is_for_a_gpu(kind: str, told: str) -> None:
+    said = said_of([finding("loop", LOOP, **BY_FUSE | {"kind": kind})], is_on_gpu=False)
+    assert f"60 %, {told}: loop" in said["said"]
+
+
+def test_a_planted_loop_leads_whether_fuse_is_on_or_off() -> None:
+    x = torch.randn(32, 64, requires_grad=True)
+
+    def step() -> None:
+        y = x.sin()
+        for _ in range(256):
+            y = y * 0.99 + 0.01
+        y.sum().backward()
+
+    capture = tracefuse.capture(step)
+    on, off = payload(capture.optimize()), payload(capture.optimize(fuse=False))
+    kernels = capture.optimize().whole.op_count  # nothing but the loop does work here
+    title = "a loop launches 512 kernels in the forward and 256 in the backward"
+    assert "; by its kernels' time fuse pulls the biggest lever, at most " in on["sentence"]["said"]
+    assert f" %, modelled: {title}" in on["sentence"]["said"]
+    assert f", now {kernels} ops; " in on["sentence"]["said"]
+    assert on["sentence"]["actions"][0]["by"] == ["fuse"]
+    assert f"first to mend: {title}" in off["sentence"]["said"]
 
 
 @pytest.mark.parametrize(
@@ -100,16 +231,30 @@ def test_what_is_worth_most_leads_and_what_is_worth_nothing_here_comes_last() ->
     ],
 )
 def test_an_action_says_its_worth_in_short(worth: str, shown: str) -> None:
-    assert worth_of({"worth": worth}) == shown
+    assert in_short(worth) == shown
 
 
 def test_without_findings_the_pass_that_gains_most_is_named() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
-    x = torch.randn(4, 8)
-    shown = payload(tracefuse.capture(lambda: model(x).sum().backward()).optimize())
-    if any(not one["is_mended"] for one in shown["findings"]):
-        pytest.skip("something was found")
-    assert "most is gained by the pass fuse" in shown["sentence"]["said"]
+    said = said_of([], {"cat": -1.0, "fuse": -3.0, "pad": 2.0, "freeze": None})["said"]
+    assert "most is gained by the pass fuse: 3 µs; nothing else was found that slows it down" in said
+
+
+def test_what_a_pass_left_of_what_it_alone_can_mend_is_nothing_to_do() -> None:
+    partly = BY_FUSE | {"is_mended": False, "mended": "`fuse` is on; left: 3 ms of 10 ms a step, 30 % (modelled)"}
+    by_hand = finding("by hand", "4 ms of 10 ms a step, 40 % (modelled)", **partly)
+    alone = finding("alone", "4 ms of 10 ms a step, 40 % (modelled)", **partly | {"id": "unfused-pointwise"})
+    off = finding("off", "4 ms of 10 ms a step, 40 % (modelled)", id="unfused-pointwise")
+    assert [one["key"] for one in said_of([alone, by_hand])["actions"] if not one["by"]] == ["by hand"]
+    assert [one["key"] for one in said_of([off])["actions"]] == ["off"]
+
+
+def test_a_remark_that_no_switch_mends_does_not_lead() -> None:
+    share = finding("share", "3 ms of 10 ms a step, 30 % (modelled)", severity="low", id="update-share")
+    switched = share | {"key": "switched", "changes": {"optimizer_step": True}}
+    error = finding("error", "1 ms of 10 ms a step, 10 % (modelled)", severity="medium")
+    small = finding("small", "0.1 ms of 10 ms a step, 1 % (modelled)", severity="low")
+    assert [one["key"] for one in said_of([share, small, error])["actions"]] == ["error", "share", "small"]
+    assert said_of([switched, error])["actions"][0]["key"] == "switched"
 
 
 # --- what a pass would need -------------------------------------------------------------------------------------------
@@ -131,7 +276,7 @@ def test_freezing_says_what_it_would_save_and_does() -> None:
     off = frozen.with_config(freeze=[])
     saved = modelled(off.whole).step_us - modelled(frozen.whole).step_us
     said = row["needs"].removeprefix("type a pattern; freezing all but h.1.* would save ")
-    amount, unit = said.split()
+    amount, unit = said.removesuffix(" of the captured step").split()
     assert float(amount) * {"µs": 1, "ms": 1e3}[unit] == pytest.approx(saved, rel=0.05)
 
 

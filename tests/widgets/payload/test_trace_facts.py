@@ -90,6 +90,24 @@ def test_what_is_alive_at_the_peak_is_all_that_is(name: str, passes: dict[str, A
     assert {row[5] for row in at_peak["saved"]} <= payload(variant)["values"].keys()
 
 
+@pytest.mark.parametrize("options", [{}, {"fuse": False}, {"remat": None}])
+def test_memory_by_module_is_told_one_way(options: dict[str, Any]) -> None:
+    """What is saved and alive at the peak is booked on the modules that have it in the table of layers and in the tree."""
+    shown = payload(captured("gpt").optimize(**options))
+    layers: dict[str, list[int]] = {}
+    for row in shown["layers"]:
+        sums = layers.setdefault(row["folded"] or row["module_type"], [0, 0])
+        for side in (0, 1):
+            sums[side] += row["saved_bytes"][side]
+    assert {name: sums for name, *sums in shown["memory"]["modules"]} == {n: s for n, s in layers.items() if any(s)}
+    for side in (0, 1):
+        alive: dict[str, int] = {}
+        for module, _, *nbytes, _, _ in shown["memory"]["at_peak"]["saved"]:
+            alive[module] = alive.get(module, 0) + nbytes[side]
+        assert all(count <= layers[module][side] for module, count in alive.items())
+        assert sum(alive.values()) > 0
+
+
 def test_alike_modules_share_a_row_of_the_peak() -> None:
     torch.manual_seed(0)
     rows = {}

@@ -16,7 +16,7 @@ from tracefuse.config import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.liveness import peak_bytes
-from tracefuse.timeline.measurements import Entry, Measurements
+from tracefuse.timeline.measurements import Entry
 from tracefuse.widgets.payload.board import outcome, to_captured
 from tracefuse.widgets.payload.passes import config_record
 from tracefuse.widgets.text import board_text
@@ -94,22 +94,24 @@ def test_a_row_compares_like_with_like() -> None:
     row, mine = shown(explorer), explorer.variant.timing
     assert mine is not None
     assert row["kind"] == "modelled"  # the clock of the view is a GPU's still; the step was measured on the CPU
-    assert row["ratio_kind"] == "measured"
-    assert row["ratio"] == mine.program("optimised").ratios["step"].median
-    assert row["ratio_how"].startswith("measured on CPU")
-    explorer.configure({"fuse": False})
-    assert shown(explorer)["ratio_kind"] == "modelled"
+    assert row["ratio_kind"] == "modelled"
+    assert row["measured"]["ratio"] == mine.program("optimised").ratios["step"].median
+    assert row["measured"]["ratio_how"].startswith("measured on CPU")
     explorer.show_times_of("here")
-    assert (shown(explorer)["kind"], shown(explorer)["ratio_kind"]) == ("predicted", "predicted")
+    row = shown(explorer)
+    assert (row["ratio_kind"], row["ratio"]) == ("measured", row["measured"]["ratio"])
+    explorer.configure({"fuse": False})
+    row = shown(explorer)
+    assert (row["kind"], row["ratio_kind"], row["measured"]) == ("predicted", "predicted", None)
 
 
 @pytest.mark.parametrize(("kind", "device"), [("measured", "H200"), ("predicted", "H200"), ("modelled", "B200")])
 def test_a_modelled_time_is_compared_with_no_other_and_with_no_other_device(kind: str, device: str) -> None:
     mine = Entry(0.0, 1, 1, 1, 10.0, "modelled", "H200")
     captured = Entry(0.0, 1, 1, 1, 20.0, kind, device)
-    nothing = {"ratio": None, "ratio_kind": "", "ratio_how": ""}
-    assert to_captured(Measurements(), Config(), mine, captured) == nothing
-    assert to_captured(Measurements(), Config(), mine, None) == nothing
+    nothing = {"ratio": None, "ratio_kind": ""}
+    assert to_captured(mine, captured) == nothing
+    assert to_captured(mine, None) == nothing
 
 
 def test_a_sweep_tries_every_combination_and_shows_none() -> None:
@@ -245,11 +247,29 @@ def test_two_are_compared_by_module_and_by_pass() -> None:
     )
     found = explorer.board["comparison"]
     assert found["options"] == [["fuse", "True", "False"]]
+    assert [(side["kind"], side["measured"]) for side in found["sides"]] == [("modelled", None)] * 2
     (fuse,) = (row for row in found["passes"] if row["name"] == "fuse")
     assert fuse["states"] == ["on", "off"]
     assert fuse["delta_us"][0] < 0
     assert fuse["delta_us"][1] is None
     json.dumps(explorer.board, allow_nan=False)
+
+
+def test_a_comparison_has_what_was_measured_beside_what_is_modelled() -> None:
+    explorer = captured().explore()
+    explorer.budget_s = 0.05
+    explorer.measure()
+    pair = [
+        {"capture": 0, "config": config_record(config)} for config in (Config.off(), Config(), Config.of(cat=False))
+    ]
+    send(explorer, type="compare", pair=pair[:2])
+    sides = explorer.board["comparison"]["sides"]
+    assert [side["kind"] for side in sides] == ["modelled", "modelled"]
+    timed = [row["measured"] for row in explorer.board["rows"][:2]]
+    assert [side["measured"]["median"] for side in sides] == [one["median"] for one in timed]
+    assert sides[0]["measured"]["where"].startswith("measured on CPU")
+    send(explorer, type="compare", pair=pair[1:])
+    assert explorer.board["comparison"]["sides"][1]["measured"] is None
 
 
 def test_a_board_of_nothing_is_refused() -> None:

@@ -56,6 +56,25 @@ def measures(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explorer.variant, "measure", measure)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "configure", "changes": {"cat": False}},
+        {"type": "configure", "changes": {"nonsense": True}},
+        {"type": "pin"},
+        {"type": "unpin"},
+        {"type": "clock", "device": "no such GPU"},
+    ],
+)
+def test_every_choice_is_answered_after_what_came_of_it(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch, message: dict[str, Any]
+) -> None:
+    sent: list[tuple[Any, str]] = []
+    monkeypatch.setattr(explorer, "send", lambda answer: sent.append((answer, explorer.status["busy"])))
+    send(explorer, message)
+    assert sent == [({"type": "answered", "to": message}, "")]
+
+
 def test_a_switch_regenerates_the_traces(explorer: Explorer) -> None:
     before = explorer.payload
     send(explorer, {"type": "configure", "changes": {"cat": False}})

@@ -1,6 +1,7 @@
 // What tells two configurations apart: their figures, the options that differ, each module with its lines, each pass.
 
-import { formatBytes, formatTime, h, plural } from "../parts/dom.js";
+import { bounds, figure, formatBytes, formatTime, h, plural } from "../parts/dom.js";
+import { KINDS } from "../parts/widgets.js";
 
 /** @param {Comparison} found @param {() => void} back */
 export function comparison(found, back) {
@@ -17,9 +18,9 @@ export function comparison(found, back) {
       "table",
       { class: "tf-table" },
       head(["", ...heads]),
-      h("tbody", null, whole("step", one.step_us, other.step_us, formatTime), whole("peak memory", one.peak_bytes, other.peak_bytes, formatBytes), whole("saved for backward", one.saved_bytes, other.saved_bytes, formatBytes), whole("ops", one.ops, other.ops, String)),
+      h("tbody", null, whole("step", one.step_us, other.step_us, formatTime, found.sides.map(({ kind }) => `${KINDS[kind][0]} `)), measured(one.measured, other.measured), whole("peak memory", one.peak_bytes, other.peak_bytes, formatBytes), whole("saved for backward", one.saved_bytes, other.saved_bytes, formatBytes), whole("ops", one.ops, other.ops, String)),
     ),
-    h("p", { class: "tf-note" }, one.provenance === other.provenance ? `Times ${one.provenance}.` : `Times ${one.provenance}; ${other.provenance}.`),
+    h("p", { class: "tf-note" }, `Times ${one.provenance === other.provenance ? one.provenance : `${one.provenance}; ${other.provenance}`}. Steps ${[...new Set(found.sides.map(({ measured }) => measured?.where ?? "not measured"))].join(", ")}.`),
     found.options.length > 0 && h("table", { class: "tf-table" }, head(["option", names[0], names[1]], ""), h("tbody", null, found.options.map(([name, ...both]) => h("tr", null, h("th", { scope: "row" }, name), both.map((text) => h("td", null, h("code", null, text))))))),
     h("h4", null, "By module"),
     found.modules.length > 0 ? modules(found, heads) : h("p", { class: "tf-note" }, "Every module takes the same: these are one program."),
@@ -31,9 +32,17 @@ export function comparison(found, back) {
 /** @param {string[]} titles @param {string} [figures] the class of all but the first */
 const head = (titles, figures = "tf-right") => h("thead", null, h("tr", null, titles.map((title, at) => h("th", { scope: "col", class: at > 0 ? figures : null, title }, title))));
 
-/** @param {string} label @param {number} one @param {number} other @param {(amount: number) => string} format */
-function whole(label, one, other, format) {
-  return h("tr", null, h("th", { scope: "row" }, label), h("td", { class: "tf-right" }, format(one)), h("td", { class: "tf-right" }, format(other)), h("td", { class: "tf-right" }, delta(other - one, format)));
+/** @param {string} label @param {number} one @param {number} other @param {(amount: number) => string} format @param {string[]} kinds */
+function whole(label, one, other, format, kinds = ["", ""]) {
+  return h("tr", null, h("th", { scope: "row" }, label), h("td", { class: "tf-right" }, kinds[0], format(one)), h("td", { class: "tf-right" }, kinds[1], format(other)), h("td", { class: "tf-right" }, delta(other - one, format)));
+}
+
+/** The step as either was timed; a difference only where both were timed on one device. @param {...Comparison["sides"][number]["measured"]} both */
+function measured(...both) {
+  const [one, other] = both;
+  const ms = (/** @type {number} */ amount) => `${figure(amount)} ms`;
+  const cells = both.map((step) => h("td", { class: "tf-right", title: step?.where }, step ? [ms(step.median), h("small", { class: "tf-note" }, ` ${bounds(step, figure)}`)] : h("span", { class: "tf-note" }, "not measured")));
+  return h("tr", { "data-testid": "tf-comparison-measured" }, h("th", { scope: "row" }, "step, measured"), ...cells, h("td", { class: "tf-right" }, one && other && one.where === other.where ? delta(other.median - one.median, ms) : ""));
 }
 
 /** @param {number} amount @param {(amount: number) => string} format */

@@ -127,9 +127,9 @@ export class BoardPanel {
   }
 
   ask() {
-    const { payload } = /** @type {View} */ (this.view);
+    const { payload, board } = /** @type {View} */ (this.view);
     const root = /** @type {HTMLElement} */ (this.element.closest(".tf"));
-    askForSweep(root, payload, (message) => this.act.ask("board", message));
+    askForSweep(root, payload, board.gathers, (message) => this.act.ask("board", message));
   }
 }
 

@@ -2,6 +2,7 @@
 // buttons at shares of the area, so that nothing is measured and nothing moves when the panel is made wider.
 
 import { formatBytes, formatTime, h } from "../parts/dom.js";
+import { KINDS } from "../parts/widgets.js";
 
 /** @typedef {{ from: number, to: number }} Axis */
 
@@ -21,8 +22,6 @@ export function steps(rows, x, y) {
   return best.slice(1).map((row, at) => [place(best[at].peak_bytes, x), place(row.peak_bytes, x), place(row.step_us, y), place(best[at].step_us, y)]);
 }
 
-const MEANINGS = { measured: "timed on this device", predicted: "predicted from what was timed", modelled: "modelled, nothing was timed" };
-
 /** @param {BoardState} board @param {(row: BoardRow) => void} open @param {(row: BoardRow) => string} title */
 export function plot(board, open, title) {
   const rows = board.rows.filter((row) => row.device === board.device);
@@ -31,7 +30,7 @@ export function plot(board, open, title) {
   const x = axis(rows.map((row) => row.peak_bytes));
   const y = axis(rows.map((row) => row.step_us));
   const area = h("div", { class: "tf-plot-area" }, steps(rows, x, y).map(step), rows.flatMap((row) => point(row, board, x, y, open, title)));
-  const kinds = [...new Set(rows.map((row) => row.kind))].map((kind) => h("span", { class: "tf-purpose", title: MEANINGS[kind] }, h("i", { class: `tf-mark tf-mark-${kind}` }), kind));
+  const kinds = [...new Set(rows.map((row) => row.kind))].map((kind) => h("span", { class: "tf-purpose", title: KINDS[kind][1] }, h("i", { class: `tf-mark tf-mark-${kind}` }), kind));
   return h(
     "figure",
     { class: "tf-plot", "data-testid": "tf-plot" },

@@ -29,9 +29,8 @@ export function table(board, { marked, isLive, order, isReachable, open, mark, s
         null,
         h("th", { scope: "col" }, h("abbr", { title: "mark two to compare them" }, "⇆")),
         sorted("tried", "configuration", "in the order in which they were tried"),
-        sorted("step", "step", `of ${board.device}; ≡ modelled, ◍ predicted, ● measured. Fastest first`),
-        h("th", { scope: "col", class: "tf-right" }, h("abbr", { title: "as it was timed, with its 95 % interval" }, "measured")),
-        h("th", { scope: "col", class: "tf-right" }, h("abbr", { title: "the step beside that of the captured program, both of one kind: ● measured where both were, else ◍ predicted or ≡ modelled" }, "to captured")),
+        sorted("step", "step", `of ${board.device}, and beside the captured program's of the same kind; ≡ modelled, ◍ predicted, ● measured. Fastest first`),
+        h("th", { scope: "col", class: "tf-right" }, h("abbr", { title: "as it was timed, with its 95 % interval, and beside the captured program as that was timed" }, "measured")),
         sorted("peak", "peak", "the most bytes alive at once, static. Least first"),
         h("th", { scope: "col", class: "tf-right" }, "tried"),
       ),
@@ -62,28 +61,27 @@ function line(row, board, several, { isMarked, isLive, isReachable }, open, mark
         row.is_best && h("abbr", { class: "tf-best", title: "on the frontier: nothing found is better in both time and memory" }, "◆"),
       ),
     ),
-    h("td", { class: `tf-right${row.kind === "measured" ? "" : " tf-hatched"}`, title: isElsewhere ? `${row.kind} of ${row.device}, not of ${board.device}: show it to have its time` : row.kind }, h("span", { "aria-hidden": "true" }, KINDS[row.kind][0]), ` ${formatTime(row.step_us)}`, isElsewhere && h("small", { class: "tf-note" }, ` ${row.device}`)),
+    h("td", { class: `tf-right${row.kind === "measured" ? "" : " tf-hatched"}`, title: isElsewhere ? `${row.kind} of ${row.device}, not of ${board.device}: show it to have its time` : row.kind }, h("span", { "aria-hidden": "true" }, KINDS[row.kind][0]), ` ${formatTime(row.step_us)}`, isElsewhere && h("small", { class: "tf-note" }, ` ${row.device}`), row.ratio_kind && difference(row, row.ratio, `${row.ratio_kind}, both on ${row.device}`)),
     h("td", { class: "tf-right" }, measured(row)),
-    h("td", { class: "tf-right" }, difference(row)),
     h("td", { class: "tf-right" }, formatBytes(row.peak_bytes)),
     h("td", { class: "tf-right", title: new Date(1000 * row.tried_at).toLocaleString() }, clock(row.tried_at)),
   );
 }
 
 /** @param {BoardRow} row */
-function measured({ measured: step, forecast_us: forecast, kind }) {
+function measured(row) {
+  const { measured: step, forecast_us: forecast, kind } = row;
   if (!step) return h("span", { class: "tf-note" }, "—");
   const wasPredicted = forecast !== null && kind === "measured" ? `; predicted before: ${formatTime(forecast)}` : "";
-  return h("span", { title: `${step.where}${wasPredicted}` }, `${figure(step.median)} ms `, h("small", { class: "tf-note" }, bounds(step, figure)));
+  return h("span", { title: `${step.where}${wasPredicted}` }, `${figure(step.median)} ms `, h("small", { class: "tf-note" }, bounds(step, figure)), difference(row, step.ratio, step.ratio_how));
 }
 
-/** @param {BoardRow} row */
-function difference({ ratio, ratio_kind: kind, ratio_how: how, is_captured: isCaptured }) {
-  if (isCaptured) return "";
-  if (ratio === null || kind === "") return h("span", { class: "tf-note", title: "its time and that of the captured program are not of one kind: show it, or measure it" }, "—");
+/** Beside the captured program, in figures. @param {BoardRow} row @param {number | null} ratio @param {string} how */
+function difference({ is_captured: isCaptured }, ratio, how) {
+  if (isCaptured || ratio === null) return null;
   const percent = Math.round(100 * (ratio - 1));
   const text = percent === 0 ? "±0 %" : `${percent < 0 ? "−" : "+"}${Math.abs(percent)} %`;
-  return h("span", { class: percent < 0 ? "tf-gain" : percent > 0 ? "tf-cost" : null, title: `${kind} over ${kind}: ${how}` }, h("span", { "aria-hidden": "true" }, KINDS[kind][0]), ` ${text}`, h("span", { class: "tf-spoken" }, ` ${kind}`));
+  return h("span", { class: `tf-beside${percent < 0 ? " tf-gain" : percent > 0 ? " tf-cost" : ""}`, title: `beside the captured program: ${how}` }, text);
 }
 
 /** The time of day; of another day its date too. @param {number} seconds */

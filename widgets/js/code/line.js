@@ -22,7 +22,7 @@ export function codeLine(line, values, kernels, found) {
   const isOp = line.kind === "op";
   return h(
     "div",
-    { class: `tf-line tf-is-${line.kind}${CLASSES[mark]}${isOp && ITEM.test(line.code) ? " tf-is-item" : ""}`, "data-defines": line.value || null },
+    { class: `tf-line tf-is-${line.kind}${CLASSES[mark]}${isOp && ITEM.test(line.code) ? " tf-is-item" : ""}`, "data-defines": line.value || null, title: isOp ? line.comment.slice(2) : null },
     h("span", { class: "tf-glyph", role: CHANGED[mark] && "img", "aria-label": CHANGED[mark] }, GLYPHS[mark]),
     h("code", null, ...paint(line, values, kernels, found), !isOp && line.comment && h("span", { class: "tf-type" }, line.comment)),
     isOp && line.comment && types(line.comment),
@@ -60,7 +60,7 @@ function operator(text) {
 /** Of a long type, the end gives way. @param {string} comment "# f32[2, 3]  24 B" */
 function types(comment) {
   const [type, ...rest] = comment.replace(/^# /, "").split("  ");
-  return h("code", { class: "tf-types", title: comment.slice(2) }, h("span", { class: "tf-type" }, type), h("span", { class: "tf-note" }, `  ${rest.join("  ")}`));
+  return h("code", { class: "tf-types" }, h("span", { class: "tf-type" }, type), h("span", { class: "tf-note" }, `  ${rest.join("  ")}`));
 }
 
 /**

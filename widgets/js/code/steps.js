@@ -47,10 +47,6 @@ export class Steps {
   /** @param {1 | -1} by */
   walk(by) {
     const to = this.open[this.open.indexOf(this.shown) + by];
-    const button = this.buttons.get(to ?? "-");
-    if (!button) return;
-    this.choose(to);
-    // `scrollIntoView` would move the notebook too.
-    this.element.scrollLeft = button.offsetLeft - this.element.offsetLeft - this.element.clientWidth / 2;
+    if (to !== undefined) this.choose(to);
   }
 }

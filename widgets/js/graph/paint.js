@@ -86,6 +86,7 @@ function paintNode(context, node, rect, alpha, scene) {
   fillNode(context, node, rect, scene);
   outline(context, node, rect, scene);
   if (camera.scale >= LEGIBLE || node === cursor) write(context, node, rect, scene);
+  else if (rect.h * camera.scale > 13) caption(context, node, rect, scene);
 }
 
 /** @param {CanvasRenderingContext2D} context @param {Node} node @param {Rect} rect @param {Scene} scene */
@@ -156,6 +157,17 @@ function outline(context, node, rect, { colours, cursor, near, twins, camera }) 
   rounded(context, rect, 6);
   context.stroke();
   context.setLineDash([]);
+}
+
+/** Where there is no room for more: what it runs, in letters of one size on the screen. @param {CanvasRenderingContext2D} context @param {Node} node @param {Rect} rect @param {Scene} scene */
+function caption(context, node, rect, { colours, isHeat, camera: { scale } }) {
+  const font = (/** @type {number} */ px) => (context.font = `${px}px ${colours.mono}`);
+  font(10);
+  const text = cut(context, linesOf(node)[0], rect.w * scale - 6);
+  font(10 / scale);
+  context.textBaseline = "middle";
+  context.fillStyle = node.module || isHeat ? colours.text : colours.onHue;
+  context.fillText(text, rect.x + 3 / scale, rect.y + rect.h / 2);
 }
 
 /** @param {CanvasRenderingContext2D} context @param {Node} node @param {Rect} rect @param {Scene} scene */

@@ -8,7 +8,7 @@ import { answer, expected, folded, isIn, isOutOfLine, layersOf, parts, sorted, s
 /** @typedef {import("./rows.js").Layer} Layer @typedef {import("./rows.js").Column} Column */
 
 const COLUMNS = /** @type {[Column, string, string][]} */ ([
-  ["path", "module", ""],
+  ["path", "module, own ops", ""],
   ["type", "type", ""],
   ["forward", "forward", "tf-right"],
   ["backward", "backward", "tf-right"],
@@ -62,8 +62,9 @@ export class LayersPanel {
     const head = h("tr", null, this.columns.map((column) => this.header(column)));
     const body = h("tbody", null, this.rows.map(([row]) => row));
     const table = h("table", { class: "tf-table", "data-testid": "tf-layers" }, h("thead", null, head), body);
-    const note = h("p", { class: "tf-note" }, `Times in ${unit.name}, ${view.payload.times.after}. Own ops of each module, those of the modules inside not counted.`);
-    this.table.replaceChildren(...(layers.length ? [legend(all), table, note] : []));
+    const { after } = view.payload.times;
+    const note = h("p", { class: "tf-note", title: after }, `In ${unit.name}, ${after.split(/[: ]/)[0]}, of each module's own ops; Trace sums those inside.`);
+    this.table.replaceChildren(...(layers.length ? [note, legend(all), table] : []));
     this.mark(view);
   }
 

@@ -27,9 +27,9 @@ export function term(word, meaning) {
   return h("abbr", { class: "tf-term", title: meaning }, word);
 }
 
-/** A button that copies a text. @param {string} text @param {string} [more] classes */
-export function copyButton(text, more = "") {
-  const button = h("button", { class: `tf-chip ${more}`, title: "copy" }, "copy");
+/** A button that copies a text. @param {string} text @param {string} [more] classes @param {string} [label] */
+export function copyButton(text, more = "", label = "copy") {
+  const button = h("button", { class: `tf-chip ${more}`, title: `copy: ${text}` }, label);
   button.onclick = async () => {
     try {
       await navigator.clipboard.writeText(text);
@@ -38,9 +38,14 @@ export function copyButton(text, more = "") {
       // A page without clipboard permission, such as file:// in some browsers.
       button.textContent = "select the text and press Ctrl+C";
     }
-    setTimeout(() => (button.textContent = "copy"), 1500);
+    setTimeout(() => (button.textContent = label), 1500);
   };
   return button;
+}
+
+/** A fix as it is pasted: its code, else all of its words. @param {Finding} finding */
+export function codeOf({ code, fix }) {
+  return code || fix.replaceAll("`", "");
 }
 
 /** One unit for all times of a table. @param {import("./modules.js").Sums} total */

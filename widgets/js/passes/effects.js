@@ -2,26 +2,30 @@
 
 import { bounds, formatBytes, formatTime, signed } from "../parts/dom.js";
 
-const BUILT_IN = new Set(["simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "remat", "optimizer_step", "fuse", "overlap"]);
-
-/** Whether the pass was registered by the user. @param {PassRecord} one */
-export function isOwn(one) {
-  return !BUILT_IN.has(one.name);
-}
-
 /** @typedef {{ text: string, mood: "gain" | "cost" | "none", title: string, isPredicted?: boolean }} Effect */
 
 /**
- * Operators, saved bytes, peak and time, in this order; what is unknown has an empty text.
- * @param {PassRecord} one @param {Clock} clock @returns {[Effect, Effect, Effect, Effect]}
+ * Operators, saved bytes, peak and time, in this order; what is unknown has an empty text. They are what the switch changes of
+ * the headline: the step as it is shown, beside the step without the pass. While that is not known they are what the pass changed
+ * in its place among the others.
+ * @param {PassRecord} one @param {Pick<Payload, "clock" | "summary">} payload @returns {[Effect, Effect, Effect, Effect]}
  */
-export function effects(one, clock) {
+export function effects(one, { clock, summary }) {
+  const { without } = one;
+  const sizes = /** @type {const} */ (["ops", "saved_bytes", "peak_bytes"]);
+  const [ops, saved, peak] = sizes.map((name) => (without ? /** @type {[number, number]} */ ([without[name], summary[name][1]]) : one[name]));
+  const place = isInPlace(one) ? ", in its place among the passes" : "";
   return [
-    change(one.ops, signed, "ops"),
-    change(one.saved_bytes, signedBytes, "kept for the backward"),
-    change(one.peak_bytes, signedBytes, "static peak of forward and backward"),
-    one.delta_ms ? time(one.delta_ms) : part(one.delta_us, clock),
+    change(ops, signed, `ops${place}`),
+    change(saved, signedBytes, `kept for the backward${place}`),
+    change(peak, signedBytes, `static peak${without ? "" : " of forward and backward"}${place}`),
+    time(one, clock, place),
   ];
+}
+
+/** Whether its figures are of its place among the passes, and not yet what its switch changes. @param {PassRecord} one */
+export function isInPlace({ changed, without }) {
+  return changed && !without;
 }
 
 /** @param {[number, number] | null} sizes @param {(by: number) => string} format @param {string} label @returns {Effect} */
@@ -39,19 +43,22 @@ export function signedBytes(by) {
   return by > 0 ? `+${formatBytes(by)}` : formatBytes(by);
 }
 
-/** What the pass changed of the step, by the clock; those of all passes sum to what they changed together. @param {number | null} us @param {Clock} clock @returns {Effect} */
-function part(us, { kinds, device, step_us: steps }) {
+/** By the clock of the headline: measured alone where that is the device that was measured. @param {PassRecord} one @param {Clock} clock @param {string} place @returns {Effect} */
+function time({ delta_ms: alone, delta_us: us, without }, { kinds, device, chosen, step_us: steps }, place) {
+  const known = alone && !alone.stale ? measured(alone) : null;
+  if (known && chosen === "here") return known;
   if (us === null) return { text: "", mood: "none", title: "time: the pass did not run" };
-  const kind = kinds[0] === "measured" ? "predicted" : kinds[0];
-  const title = `time: what it changed of the step in its place among the passes, ${kind} for ${device}`;
+  const by = without ? steps[1] - without.step_us : us;
+  const kind = without?.kind ?? (kinds[0] === "measured" ? "predicted" : kinds[0]);
+  const title = `time: the step with it minus the step without it${place}, ${kind} for ${device}${known ? `; ${known.title}` : ""}`;
   // Less than a thousandth of the step is no change that anybody sees.
-  if (Math.abs(us) < 1e-3 * Math.max(...steps)) return { text: "·", mood: "none", title: `${title}: nothing` };
-  return { text: `${us < 0 ? "−" : "+"}${formatTime(Math.abs(us))}`, mood: us < 0 ? "gain" : "cost", title, isPredicted: kind === "predicted" };
+  if (Math.abs(by) < 1e-3 * Math.max(...steps)) return { text: "·", mood: "none", title };
+  return { text: `${by < 0 ? "−" : "+"}${formatTime(Math.abs(by))}`, mood: by < 0 ? "gain" : "cost", title, isPredicted: kind === "predicted" };
 }
 
-/** What the pass alone adds to the step, measured; no gain or cost where the interval holds zero, or of one sample. @param {NonNullable<PassRecord["delta_ms"]>} delta @returns {Effect} */
-function time(delta) {
-  const { median, low, high, samples, provenance, stale } = delta;
+/** What the pass alone adds to the step; no gain or cost where the interval holds zero, or of one sample. @param {NonNullable<PassRecord["delta_ms"]>} delta @returns {Effect} */
+function measured(delta) {
+  const { median, low, high, samples, provenance } = delta;
   if (samples === 0) return { text: "·", mood: "none", title: `time: ${provenance}` };
   const spread = (high - low) / 2;
   // Two digits of the spread, and no more of the median than that.
@@ -59,5 +66,5 @@ function time(delta) {
   const mood = samples === 1 ? "none" : high < 0 ? "gain" : low > 0 ? "cost" : "none";
   const title = `time: with it minus without it, all others kept: ${median} ms, 95 % interval: ${bounds(delta, (one) => `${one} ms`)}; ${provenance}`;
   const sign = median < 0 ? "−" : "+";
-  return { text: `${sign}${Math.abs(median).toFixed(digits)}${samples === 1 ? "" : ` ±${spread.toFixed(digits)}`} ms`, mood, title: stale ? `${title}; of other passes: measure again` : title };
+  return { text: `${sign}${Math.abs(median).toFixed(digits)}${samples === 1 ? "" : ` ±${spread.toFixed(digits)}`} ms`, mood, title };
 }

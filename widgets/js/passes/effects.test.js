@@ -1,11 +1,12 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { effects, isOwn } from "./effects.js";
+import { effects, isInPlace } from "./effects.js";
 
-const pass = { name: "cat", enabled: true, changed: true, error: null, ops: [10, 8], saved_bytes: [0, 2048], peak_bytes: [512, 512], delta_ms: null, delta_us: null };
-const clock = { kinds: ["measured", "predicted"], device: "X", step_us: [9000, 8000] };
-const of = (one) => effects(one, clock);
+const pass = { name: "cat", enabled: true, changed: true, error: null, ops: [10, 8], saved_bytes: [0, 2048], peak_bytes: [512, 512], delta_ms: null, delta_us: null, without: null };
+const clock = { kinds: ["measured", "predicted"], device: "X", chosen: "here", step_us: [9000, 8000] };
+const summary = { ops: [20, 7], saved_bytes: [0, 1024], peak_bytes: [4096, 2048] };
+const of = (one, by = clock) => effects(one, { clock: by, summary });
 const texts = (one) => of(one).map(({ text }) => text);
 const moods = (one) => of(one).map(({ mood }) => mood);
 
@@ -41,6 +42,24 @@ test("without a measurement of its own a pass has its part of what the clock say
   assert.deepEqual(of(gain(-1500))[3].isPredicted, true);
 });
 
-test("a pass that is none of ours is the user's", () => {
-  assert.deepEqual([pass, { ...pass, name: "square" }].map(isOwn), [false, true]);
+const without = { ops: 9, saved_bytes: 1024, peak_bytes: 1024, step_us: 7000, kind: "predicted" };
+
+test("beside a switch stands what it changes of the headline, whatever the pass did in its place", () => {
+  const one = { ...pass, delta_us: -1500, without };
+  assert.deepEqual(texts(one), ["−2", "·", "+1 KiB", "+1.00 ms"]);
+  assert.deepEqual(moods(one), ["gain", "none", "cost", "cost"]);
+  assert.deepEqual([pass, one, { ...pass, changed: false }].map(isInPlace), [true, false, false]);
+  assert.match(of(pass)[0].title, /in its place among the passes/);
+  assert.doesNotMatch(of(one).map(({ title }) => title).join(), /in its place/);
+});
+
+test("what was measured on another device than the headline's stands in its words alone", () => {
+  const delta_ms = { median: 3, low: 2.9, high: 3.1, samples: 20, coverage: 0.96, provenance: "measured on a CPU", stale: false };
+  const one = { ...pass, delta_us: -1500, without: { ...without, kind: "modelled" }, delta_ms };
+  const elsewhere = { ...clock, kinds: ["modelled", "modelled"], chosen: "default" };
+  const [, , , time] = of(one, elsewhere);
+  assert.equal(time.text, "+1.00 ms");
+  assert.match(time.title, /modelled for X; .* 3 ms, .*measured on a CPU/);
+  assert.equal(texts(one)[3], "+3.00 ±0.10 ms");
+  assert.equal(texts({ ...one, delta_ms: { ...delta_ms, stale: true } })[3], "+1.00 ms");
 });

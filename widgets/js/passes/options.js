@@ -115,7 +115,8 @@ function pin({ text, drop }, act) {
 /** @param {PassRecord} one @param {Config} config @param {Open} open @param {Act} act */
 function freezeOption(one, config, open, act) {
   const patterns = (config.freeze ?? []).join(", ");
-  if (split(open.typed.freeze ?? "").join() === (config.freeze ?? []).join()) delete open.typed.freeze;
+  // What waits for an answer may be refused, and what was typed stays then.
+  if (!("waits" in one) && split(open.typed.freeze ?? "").join() === (config.freeze ?? []).join()) delete open.typed.freeze;
   const type = (/** @type {any} */ e) => (open.typed.freeze = e.target.value);
   const change = (/** @type {any} */ e) => act.configure({ freeze: split(e.target.value) });
   return h(

@@ -3,26 +3,32 @@
 
 import { h } from "../parts/dom.js";
 import { copyButton } from "../parts/widgets.js";
-import { effects, isOwn } from "./effects.js";
+import { effects, isInPlace } from "./effects.js";
 import { more, options } from "./options.js";
 
 const DEFAULT_WEIGHT = 0.5;
+/** Options that are not called after their pass. */
+const OF_REMAT = new Set(["memory_budget", "peak_budget", "remat_options", "save", "recompute"]);
 const TITLES = /** @type {[string, string][]} */ ([
   ["Δ ops", "operators that do work"],
   ["Δ saved", "bytes that the forward keeps for the backward"],
-  ["Δ peak", "the most bytes alive at once in forward and backward, as the trace says"],
+  ["Δ peak", "the most bytes alive at once, as the trace says"],
+  ["Δ time", "of the whole step, by the clock of the headline"],
 ]);
+const ALONE = "with it minus without it, all others kept; in italics, until that is known: in its place among the passes";
 
-/** @param {Payload} payload @param {Status} status @param {Open} open @param {Act} act */
-export function passes(payload, status, open, act) {
+/** @param {Payload} payload its configuration as it was chosen last @param {Status} status @param {Partial<Config>} pending what of that has no numbers yet @param {Open} open @param {Act} act */
+export function passes(payload, status, pending, open, act) {
+  const waits = status.busy === "passes" ? "computing its numbers…" : "waiting for the kernel…";
+  const rows = payload.passes.map((one) => awaited(one, pending, waits));
   const error = status.error?.panel === "passes" ? status.error : null;
   const isOfRow = payload.passes.some((one) => one.name === error?.at);
   const element = h(
     "section",
     { class: "tf-passes", "aria-label": "Passes", "aria-busy": String(status.busy === "passes") },
     h("div", { class: "tf-passes-top" }, h("h3", null, "Passes"), step("undo", "↶", "take the last choice back (Ctrl Z)", act.history.canUndo, act.undo), step("redo", "↷", "make it again (Ctrl Shift Z)", act.history.canRedo, act.redo)),
-    h("div", { class: "tf-passes-head" }, TITLES.map(([word, meaning]) => h("abbr", { class: "tf-label", title: meaning }, word)), h("abbr", { class: "tf-label", title: "what it changed of the step; measured alone after “Measure each pass”" }, "Δ time")),
-    h("ul", { class: "tf-pass-list", "data-testid": "tf-passes" }, payload.passes.map((one) => row(one, payload, open, act, error?.at === one.name ? error.message : null))),
+    h("div", { class: "tf-passes-head" }, TITLES.map(([word, meaning]) => h("abbr", { class: "tf-label", title: `${meaning}: ${ALONE}` }, word))),
+    h("ul", { class: "tf-pass-list", "data-testid": "tf-passes" }, rows.map((one) => row(one, payload, open, act, error?.at === one.name ? error.message : null))),
     error && !isOfRow && alert(error.message),
     callLine(payload.call),
   );
@@ -31,6 +37,17 @@ export function passes(payload, status, open, act) {
   element.addEventListener("focusin", ({ target }) => activate(/** @type {HTMLElement} */ (target), act));
   markPass(element, open.pass);
   return element;
+}
+
+/** A pass as it was chosen, before there are numbers of it. @param {PassRecord} one @param {Partial<Config>} pending @param {string} waits @returns {PassRecord & { waits?: boolean }} */
+function awaited(one, pending, waits) {
+  const isWaiting = Object.keys(pending).some((key) => (OF_REMAT.has(key) ? "remat" : key) === one.name);
+  if (!isWaiting) return one;
+  const value = one.name in pending ? pending[one.name] : one.enabled;
+  const enabled = value !== null && value !== false;
+  const given = /** @type {Record<string, any>} */ ((one.name === "remat" ? pending.remat_options : pending[one.name]) || {});
+  const options = one.options.map((option) => (option.kind === "switch" ? { ...option, value: given[option.name] ?? option.value } : option));
+  return { ...one, enabled, options, state: enabled ? one.state : "off", needs: waits, changed: false, error: null, waits: true };
 }
 
 /** @param {"undo" | "redo"} id @param {string} glyph @param {string} title @param {boolean} can @param {() => void} act */
@@ -90,11 +107,11 @@ function alert(message) {
   return h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-passes" }, message);
 }
 
-/** @param {PassRecord} one @param {Payload} payload @param {Open} open @param {Act} act @param {string | null} problem what the control answered */
+/** @param {PassRecord & { waits?: boolean }} one @param {Payload} payload @param {Open} open @param {Act} act @param {string | null} problem what the control answered */
 function row(one, payload, open, act, problem) {
   const element = h(
     "li",
-    { class: `tf-pass${one.enabled ? "" : " tf-off"}${one.error ? " tf-failed" : ""}`, "data-pass": one.name, "data-testid": `tf-pass-${one.name}` },
+    { class: `tf-pass${one.enabled ? "" : " tf-off"}${one.error ? " tf-failed" : ""}${one.waits ? " tf-waits" : ""}`, "data-pass": one.name, "aria-busy": one.waits ? "true" : null, "data-testid": `tf-pass-${one.name}` },
     h(
       "div",
       { class: "tf-pass-head" },
@@ -112,10 +129,10 @@ function row(one, payload, open, act, problem) {
         "data-testid": `tf-toggle-${one.name}`,
       }),
       h("abbr", { class: "tf-pass-name tf-term", title: one.help }, one.name),
-      isOwn(one) && h("span", { class: "tf-badge" }, "yours"),
+      one.own && h("span", { class: "tf-badge" }, "yours"),
       one.options.length > 0 && more(one, payload.config, open, act),
       one.note && h("abbr", { class: "tf-info", title: one.note, tabindex: "0", "aria-label": `note: ${one.note}` }, "i"),
-      one.enabled && figures(one, payload).at(-1),
+      one.enabled && !one.waits && figures(one, payload).at(-1),
     ),
     h("div", { class: "tf-pass-says" }, one.enabled && one.changed && !one.error ? figures(one, payload).slice(0, 3) : says(one)),
     ...options(one, payload, open, act),
@@ -148,10 +165,9 @@ function switched(one) {
 }
 
 /** @param {PassRecord} one @param {Payload} payload */
-function figures(one, { clock }) {
-  const isStale = one.delta_ms?.stale ?? false;
-  return effects(one, clock).map(({ text, mood, title, isPredicted }, at) =>
-    h("span", { class: `tf-delta tf-${mood}${at === 3 && isStale ? " tf-is-stale" : ""}${isPredicted ? " tf-hatched" : ""}`, title, role: "img", "aria-label": title }, text || "—"),
+function figures(one, payload) {
+  return effects(one, payload).map(({ text, mood, title, isPredicted }) =>
+    h("span", { class: `tf-delta tf-${mood}${isInPlace(one) ? " tf-is-stale" : ""}${isPredicted ? " tf-hatched" : ""}`, title, role: "img", "aria-label": title }, text || "—"),
   );
 }
 

@@ -3,6 +3,7 @@
 import { find, h, unique } from "../parts/dom.js";
 import { markPass, passes } from "../passes/panel.js";
 import { details } from "../tables/details.js";
+import { Lift } from "../tables/lift.js";
 import { VerdictBar } from "../verdict/panel.js";
 import { Background } from "./background.js";
 import { Connection, hidden } from "./connection.js";
@@ -20,8 +21,6 @@ export class Explorer {
     this.matches = null;
     this.trail = new Trail();
     this.history = new History();
-    /** The panel that asked last. @type {Status["busy"]} */
-    this.asked = "";
     /** What was drawn last. @type {Payload | null} */
     this.answered = null;
     this.search = new Search(() => model.get("payload"), (matches) => this.showMatches(matches), (value) => this.select(value));
@@ -38,7 +37,7 @@ export class Explorer {
       showAlone: (name) => this.connection.send({ type: "show_pass", pass: name }),
       openTab: (id) => this.goToTab(id),
       openKernel: (name) => this.openKernel(name),
-      openFinding: (at) => this.openFinding(at),
+      openFinding: (key) => this.openFinding(key),
       search: (query) => this.search.run(query),
       ask: (panel, message) => this.ask(panel, message),
       undo: () => this.again(this.history.undo()),
@@ -71,13 +70,16 @@ export class Explorer {
     this.verdict.know.append(this.search.element);
     const bar = h("div", { class: "tf-bar-top" }, this.slots.tabs);
     const main = h("div", { class: "tf-main" }, bar, this.slots.body);
+    const columns = h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details);
+    this.lift = new Lift(this.slots.details, columns);
     this.root = h(
       "div",
       // With the focus here after a click between the controls, keys still reach the view.
       { class: "tf", tabindex: "-1", "data-testid": "tf-root" },
       h("style", null, STYLES, hidden(model.get("key"))),
-      h("div", { class: "tf-frame" }, this.verdict.element, h("div", { class: "tf-columns" }, this.slots.passes, main, this.slots.details)),
+      h("div", { class: "tf-frame" }, this.verdict.element, columns),
     );
+    this.root.addEventListener("pointerdown", ({ clientX: x, clientY: y }) => (this.lift.at = { x, y }), { capture: true });
     // JupyterLab's shortcuts would take single letters and arrows away from the controls in here.
     this.root.addEventListener("keydown", (event) => {
       event.stopPropagation();
@@ -92,24 +94,34 @@ export class Explorer {
     return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), step: model.get("step"), board: model.get("board"), matches, pass: this.open.pass };
   }
 
+  /** The payload with what was chosen since: a switch moves at once, its numbers follow. @returns {Payload} */
+  get chosen() {
+    const { payload } = this.view;
+    return { ...payload, config: { ...payload.config, ...this.history.pending } };
+  }
+
   /** Send a message, and show at once that `panel` waits: the kernel may be running a cell. @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   ask(panel, message) {
-    this.history.note(message, this.view.payload);
+    this.history.note(message, this.chosen);
     this.send(panel, message);
   }
 
   /** @param {Exclude<Status["busy"], "">} panel @param {Message} message */
   send(panel, message) {
+    this.background.stop();
     this.root.dataset.busy = panel;
-    this.asked = panel;
-    if (this.connection.send(message)) return;
-    this.root.dataset.busy = "";
-    this.refuse();
+    if (!this.connection.send(message)) {
+      this.root.dataset.busy = "";
+      this.history.giveUp();
+    }
+    this.drawChoices();
   }
 
-  /** Take back the note of a choice that was refused: what is shown is still what was shown. */
-  refuse() {
-    if (this.history.refuse()) this.drawSide();
+  /** The kernel is done with a message, whatever came of it. @param {Message} message */
+  answer(message) {
+    if (!this.history.answer(message)) return;
+    this.drawVerdict();
+    this.drawChoices();
   }
 
   /** Take a choice back, or make it again. @param {Message | null} message */
@@ -119,6 +131,7 @@ export class Explorer {
 
   destroy() {
     this.background.stop();
+    this.lift.destroy();
     for (const panel of this.panels.values()) panel.destroy?.();
   }
 
@@ -126,7 +139,8 @@ export class Explorer {
 
   drawAll() {
     // A payload is the answer to the last choice; a timeline is none.
-    if (this.view.payload !== this.answered) this.history.accept();
+    if (this.view.payload !== this.answered) this.history.accept(this.view.payload);
+    if (!this.view.live) this.history.giveUp();
     this.answered = this.view.payload;
     this.connection.draw();
     this.drawVerdict();
@@ -143,9 +157,10 @@ export class Explorer {
   drawStatus() {
     const { status, live } = this.view;
     // A page says at the panel of what it lacks that it cannot.
-    const isRefused = status.error !== null && (status.error.panel === this.asked || !live) && this.history.refuse();
+    const isSame = JSON.stringify(status.error) === JSON.stringify(this.shown.error);
+    const isRefused = status.error !== null && (!live || (status.error.panel === "passes" && !isSame)) && this.history.refuse();
     // Every message brings an error of its own, also where it is the same one.
-    const isProgress = status.busy === this.shown.busy && JSON.stringify(status.error) === JSON.stringify(this.shown.error);
+    const isProgress = status.busy === this.shown.busy && isSame;
     this.drawVerdict();
     if (isProgress && !isRefused) return;
     this.drawSide();
@@ -156,15 +171,21 @@ export class Explorer {
   }
 
   drawVerdict() {
-    this.root.dataset.busy = this.view.status.busy;
+    this.root.dataset.busy = Object.keys(this.history.pending).length > 0 ? "passes" : this.view.status.busy;
     this.verdict.draw(this.view);
     this.background.consider(this.view);
   }
 
   drawSide() {
-    const { payload, status } = this.view;
+    const { status } = this.view;
     this.shown = status;
-    this.swap(this.slots.passes, passes(payload, status, this.open, this.act));
+    this.swap(this.slots.passes, passes(this.chosen, status, this.history.pending, this.open, this.act));
+  }
+
+  /** What can be chosen, as it was chosen last. */
+  drawChoices() {
+    this.drawSide();
+    this.drawDetails();
   }
 
   drawTabs() {
@@ -210,7 +231,8 @@ export class Explorer {
   }
 
   drawDetails() {
-    this.swap(this.slots.details, details(this.view, this.showsPass, this.open, this.act));
+    this.swap(this.slots.details, details({ ...this.view, payload: this.chosen, step: this.tab === "code" ? this.view.step : null }, this.showsPass, this.open, this.act));
+    this.lift.draw(this.view.selected !== "" || this.open.pass !== "");
   }
 
   drawSelected() {
@@ -241,6 +263,7 @@ export class Explorer {
     this.drawTabs();
     this.showTab();
     this.drawPanel();
+    this.drawDetails();
   }
 
   /** Bring the open tab into sight where they do not fit; `scrollIntoView` would move the notebook too. */
@@ -312,10 +335,10 @@ export class Explorer {
     button?.focus({ preventScroll: true });
   }
 
-  /** Go to what was found, by its place among what is left to mend. @param {number} at */
-  openFinding(at) {
+  /** Go to what was found. @param {string} key */
+  openFinding(key) {
     this.goToTab("findings");
-    const card = /** @type {HTMLElement | undefined} */ (this.slots.body.querySelectorAll(".tf-finding")[at]);
+    const card = /** @type {HTMLElement | null} */ (this.slots.body.querySelector(`[data-key="${key}"]`));
     card?.scrollIntoView({ block: "nearest" });
     /** @type {HTMLElement | null | undefined} */ (card?.querySelector("button:enabled, pre"))?.focus({ preventScroll: true });
   }

@@ -7,7 +7,7 @@ import { mountRun } from "./run.js";
 const IDLE = { busy: "", progress: null, text: "", error: null };
 
 /** @type {BoardState} */
-const NO_BOARD = { capture: 0, captures: [""], device: "", rows: [], said: "", comparison: null };
+const NO_BOARD = { capture: 0, captures: [""], device: "", gathers: false, rows: [], said: "", comparison: null };
 
 /** Where the answer to a message is shown, and what the page lacks for it. @type {Partial<Record<Message["type"], [panel: Exclude<Status["busy"], "">, what: string]>>} */
 const NEEDS_KERNEL = {

@@ -16,12 +16,18 @@ export function details(view, showsPass, open, act) {
   const value = payload.values[selected];
   const work = payload.passes.find((one) => one.name === pass);
   const attributes = { class: "tf-details", "data-testid": "tf-details", "aria-live": "polite" };
-  if (work && (showsPass || !value)) return h("div", attributes, passWork(work, view, act));
-  if (!value) return h("div", attributes, h("span", { class: "tf-note" }, selected ? `${selected} is in neither trace with these passes.` : HINT));
+  // Beside two texts the strip above them says what a pass did: they have the room.
+  const empty = { ...attributes, class: "tf-details tf-empty" };
+  if (work && (showsPass || !value)) return h("div", empty, passWork(work, view, act));
+  const stepped = inStep(view);
+  if (!selected) return h("div", empty, why(HINT));
+  if (!value) return h("div", attributes, h("div", { class: "tf-facts" }, h("b", { class: "tf-name" }, selected), clear(pass, act)), ...stepped, why(`${selected} is in neither trace with these passes${stepped.length > 0 ? ": another pass made it, or took it away" : ""}.`));
   return h(
     "div",
     attributes,
     head(selected, value, pass, act),
+    ...stepped,
+    stepped.length > 0 && h("h4", null, "With all passes"),
     ...lines(value),
     value.module && fact("module", h("code", null, `${value.module}: ${value.module_type}`)),
     ...time(selected, payload, view.live),
@@ -37,6 +43,18 @@ export function details(view, showsPass, open, act) {
   );
 }
 
+/** What the step of the pipeline that the code is of says of the value, where the rest is of all passes. @param {View} view */
+function inStep({ step, selected }) {
+  if (!step || step.pass === "*") return [];
+  const halves = [step.forward, step.backward, ...(step.update ? [step.update] : [])];
+  const code = (/** @type {Line[]} */ lines) => lines.find(({ value, kind, diff }) => value === selected && kind === "op" && diff !== "-")?.code.trim().replaceAll("torch.ops.", "").replaceAll(".default(", "(");
+  const [before, after] = [halves.flatMap((half) => half.before.map((line) => ({ ...line, diff: " " }))), halves.flatMap(({ lines }) => lines)].map((lines) => code(/** @type {Line[]} */ (lines)));
+  if (!before && !after) return [];
+  const said = (/** @type {string | undefined} */ text, /** @type {string} */ none) => (text ? h("code", { class: "tf-source" }, text) : why(none));
+  if (before === after) return [fact(`in ${step.pass}`, said(before, ""), why("left as it was"))];
+  return [fact(`before ${step.pass}`, said(before, "not there")), fact(`after ${step.pass}`, said(after, "taken away"))];
+}
+
 /** Its line; of a kernel that does the work of several all of them, each with its part. @param {Value} value */
 function lines({ source, lines: shared }) {
   if (shared.length === 0) return [source && fact("line", h("code", { class: "tf-source" }, source))];
@@ -50,12 +68,17 @@ function head(name, value, pass, act) {
     "div",
     { class: "tf-facts" },
     h("b", { class: "tf-name" }, name),
-    h("button", { class: "tf-chip tf-close", "aria-label": "clear the selection", title: pass ? `back to what ${pass} did` : "clear the selection", onclick: () => act.select(""), "data-testid": "tf-clear" }, "×"),
+    clear(pass, act),
     h("code", { class: "tf-wide" }, value.type),
     h("span", { class: "tf-wide" }, value.op === "placeholder" ? "input" : value.op, h("span", { class: "tf-note" }, ` ${value.phase}`)),
     value.saved_bytes > 0 && h("span", { class: "tf-badge" }, "saved for backward"),
     value.removed && h("span", { class: "tf-badge tf-removed" }, "− removed by a pass"),
   );
+}
+
+/** @param {string} pass @param {Act} act */
+function clear(pass, act) {
+  return h("button", { class: "tf-chip tf-close", "aria-label": "clear the selection", title: pass ? `back to what ${pass} did` : "clear the selection", onclick: () => act.select(""), "data-testid": "tf-clear" }, "×");
 }
 
 /** @param {string} label @param {...(Node | string | null | false)} content */

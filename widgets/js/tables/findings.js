@@ -1,7 +1,7 @@
 // The Findings tab: each finding with its evidence in numbers, its line, what to do about it, and what a replay says.
 
 import { find, formatSeconds, h } from "../parts/dom.js";
-import { chip, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widgets.js";
+import { chip, codeOf, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widgets.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
 const ORDER = /** @type {const} */ (["high", "medium", "low"]);
@@ -44,12 +44,12 @@ export class FindingsPanel {
     const more = one.values.length - SHOWN_VALUES;
     return h(
       "article",
-      { class: `tf-finding tf-finding-${one.is_mended ? "fixed" : one.severity}`, "aria-label": one.title, "data-testid": `tf-finding-${one.id}` },
-      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, one.is_mended ? `✓ ${one.severity} as it ran` : SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.id)),
+      { class: `tf-finding tf-finding-${one.is_mended ? "fixed" : one.severity}`, "aria-label": one.title, "data-key": one.key, "data-testid": `tf-finding-${one.id}` },
+      h("div", { class: "tf-finding-head" }, h("span", { class: "tf-severity" }, one.is_mended ? `✓ ${one.severity}, mended` : SEVERITY[one.severity]), h("h3", null, one.title), h("code", { class: "tf-note" }, one.id)),
       one.evidence.length > 0 && h("table", { class: "tf-table" }, h("tbody", null, one.evidence.map(([label, value]) => h("tr", null, h("th", { scope: "row" }, label), h("td", null, value))))),
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.bars.length > 0 && bars(one.bars),
-      one.fix && h("div", { class: "tf-block" }, copyButton(one.fix.replaceAll("`", ""), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part)))),
+      one.fix && h("div", { class: "tf-block" }, copyButton(codeOf(one), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part)))),
       one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), kindMark(one.kind), " ", one.worth),
       one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended.replaceAll("`", "")),
       ...one.trials.map((trial, choice) => this.trial(one, trial, choice)),

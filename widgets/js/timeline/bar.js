@@ -31,7 +31,7 @@ export function origin({ timeline, payload, live }, isMeasured, choose) {
   const remedy = payload.blocked ?? (live ? "Press Measure for a timeline." : "Run the cell in a notebook and press Measure for a timeline.");
   const said = isMeasured ? `${timeline?.provenance}${scaled}` : `${times}; ops end to end.${timeline ? "" : ` ${remedy}`}`;
   const badge = isMeasured ? [] : [h("span", { class: "tf-badge" }, isModelled ? "modelled" : after.startsWith("predicted") ? "predicted" : "end to end")];
-  return [...badge, h("span", { class: "tf-note tf-timeline-said", "data-testid": "tf-timeline-said" }, said), ...(timeline ? [sources(isMeasured, choose)] : [])];
+  return [...badge, h("span", { class: "tf-note tf-timeline-said", "data-testid": "tf-timeline-said", title: said }, said), ...(timeline ? [sources(isMeasured, choose)] : [])];
 }
 
 /** @param {boolean} isMeasured @param {(wantsModelled: boolean) => void} choose */

@@ -9,7 +9,7 @@ import { computedBy, holders, Rows } from "./rows.js";
 const ROW = 24;
 /** Rows beyond either edge, so that a fast wheel shows no gap. */
 const MARGIN = 10;
-const COLUMNS = /** @type {const} */ ([["name", "module or op"], ["time", "forward"], ["time", "backward"], ["time", "update"], ["ratio", "ratio"], ["share", "of step"], ["ops", "ops"], ["saved", "saved"]]);
+const COLUMNS = /** @type {const} */ ([["name", "module or op, all inside"], ["time", "forward"], ["time", "backward"], ["time", "update"], ["ratio", "ratio"], ["share", "of step"], ["ops", "ops"], ["saved", "saved"]]);
 
 /** @implements {Panel} */
 export class TreePanel {

@@ -66,7 +66,7 @@ function groupRow({ group, level, open }, attributes, context) {
     timeCell(sums.forward, context, "", isPredicted),
     timeCell(sums.backward, context, slowMark(group, open, context), isPredicted),
     context.hasUpdate && timeCell(sums.update, context, "", isPredicted),
-    h("span", { role: "gridcell", class: "tf-tree-ratio" }, !context.hasRatios || !sums.forward[1] || !sums.backward[1] ? "" : `${(sums.backward[1] / sums.forward[1]).toFixed(1)}×`),
+    h("span", { role: "gridcell", class: "tf-tree-ratio" }, !context.hasRatios || !sums.forward[1] || !sums.backward[1] ? "" : times(sums.backward[1] / sums.forward[1])),
     h("span", { role: "gridcell", class: "tf-tree-share" }, percent(time(sums), time(tree.total))),
     opsCell(sums.ops),
     savedCell(sums.saved, context),
@@ -174,7 +174,7 @@ function pairRow({ left, right, level }, attributes, context) {
 /** @param {import("./rows.js").UnusedRow} row @param {Record<string, any>} attributes @param {Context} context */
 function unusedRow({ op, level }, attributes, { unit, provenance, hasUpdate }) {
   const name = op.op.replace(/^aten\.(\w+).*$/, "$1");
-  const time = (/** @type {string} */ phase) => h("span", { role: "gridcell", class: "tf-tree-time" }, op.phase === phase ? h("span", null, figure(op.time_us / unit.us)) : "");
+  const time = (/** @type {string} */ phase) => h("span", { role: "gridcell", class: "tf-tree-time" }, op.phase === phase ? h("span", null, `≡ ${figure(op.time_us / unit.us)}`) : "");
   return h(
     "div",
     { ...attributes, title: `${op.op}: computed, never used, so no part of the trace and of no sum\n${figure(op.time_us)} µs (${provenance}), writes ${formatBytes(op.nbytes)}`, "data-testid": "tf-tree-unused" },
@@ -207,4 +207,9 @@ function valueName(name, { values, changes, twins }) {
     h("code", null, name),
     h("span", { class: value.kernel ? "tf-tree-op tf-tree-kernel" : "tf-tree-op" }, op),
   );
+}
+
+/** @param {number} ratio */
+function times(ratio) {
+  return ratio > 99 ? ">99×" : `${ratio.toFixed(1)}×`;
 }

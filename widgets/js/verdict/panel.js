@@ -1,11 +1,10 @@
 // The head of the view: what a step takes in a sentence, what to do first, six figures, and what measures them. It has one height.
 
-import { h } from "../parts/dom.js";
-import { KINDS, NEEDS_KERNEL } from "../parts/widgets.js";
+import { find, h } from "../parts/dom.js";
+import { NEEDS_KERNEL } from "../parts/widgets.js";
+import { first } from "./first.js";
 import { TakeAwayMenu } from "./takeaway.js";
 import { ownTime, tiles } from "./tiles.js";
-
-const MOST_ACTIONS = 3;
 
 export class VerdictBar {
   /** @param {Act} act @param {(isOn: boolean) => void} measureWhenIdle */
@@ -42,7 +41,7 @@ export class VerdictBar {
   /** @param {View} view */
   draw(view) {
     const { payload, status, live } = view;
-    this.said.textContent = payload.sentence.said;
+    this.said.textContent = payload.sentence.head;
     this.said.title = payload.sentence.said;
     this.drawFirst(payload);
     this.tiles.replaceChildren(...tiles(payload, live));
@@ -54,15 +53,11 @@ export class VerdictBar {
     this.menu.draw(view);
   }
 
-  /** What leads, each in a place of its own. @param {Payload} payload */
-  drawFirst({ sentence, looked_for: lookedFor }) {
-    const hadFocus = this.first.contains(document.activeElement);
-    const cards = sentence.actions.slice(0, MOST_ACTIONS).map(({ title, worth, key, kind }, at) =>
-      h("button", { class: "tf-action-card", title: `${title}: ${worth}${kind && `, ${kind}`}`, onclick: () => this.act.openFinding(at), "data-finding": key, "data-testid": `tf-first-${at}` }, h("b", null, at + 1), h("span", null, title), worth && h("small", { class: "tf-worth" }, kind && h("span", { title: `${kind}: ${KINDS[kind][1]}`, role: "img", "aria-label": kind }, KINDS[kind][0], " "), worth)),
-    );
-    const none = h("span", { class: "tf-note" }, lookedFor.length > 0 ? `Nothing to mend was found; ${lookedFor.length} patterns were looked for.` : "This trace was not diagnosed.");
-    this.first.replaceChildren(...(cards.length > 0 ? cards : [none]));
-    if (hadFocus) cards[0]?.focus({ preventScroll: true });
+  /** What leads, and the focus where it was. @param {Payload} payload */
+  drawFirst(payload) {
+    const focused = this.first.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : null;
+    this.first.replaceChildren(...first(payload, this.act));
+    if (focused != null) (find(this.first, focused) ?? this.first.querySelector("button"))?.focus({ preventScroll: true });
   }
 
   /** @param {Payload} payload @param {boolean} live */
@@ -118,8 +113,10 @@ function enable(button, reason, isBusy, help) {
 function lines(payload) {
   const { steps, baseline, blocked, clock } = payload;
   const own = ownTime(payload);
+  const here = clock.chosen !== "here" && payload.passes.some(({ delta_ms: one }) => one && !one.stale) && clock.choices.find(([id]) => id === "here");
   const record = clock.error === null ? "" : `Predictions here are within ${Math.max(1, Math.round(100 * clock.error))} % (${clock.forecasts} measured later).`;
   return [
+    ...(here ? [h("span", { class: "tf-note", "data-testid": "tf-each" }, `Each pass was measured: choose “${here[1]}” in times.`)] : []),
     ...(blocked ? [h("span", { class: "tf-blocked", role: "status", "data-testid": "tf-blocked" }, blocked)] : []),
     ...(baseline.is_pinned ? [h("span", { class: "tf-baseline", "data-testid": "tf-baseline" }, "⚑ Every “before” is the pinned ", h("code", null, baseline.call))] : []),
     ...(steps ? [h("span", { class: "tf-note tf-steps", title: steps.each, "data-testid": "tf-steps" }, steps.said)] : []),

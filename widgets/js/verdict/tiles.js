@@ -1,6 +1,6 @@
 // The six figures of the verdict: each a label, a figure before and after, and what that change is. Their places never change.
 
-import { figure, formatChange, h, paired, plural, sizes, spans } from "../parts/dom.js";
+import { figure, formatChange, formatTime, h, paired, plural, sizes, spans } from "../parts/dom.js";
 import { KINDS, ratio, term } from "../parts/widgets.js";
 
 /** @param {Payload} payload @param {boolean} live */
@@ -30,7 +30,7 @@ function tile(id, label, figures, below, flag) {
   );
 }
 
-const GLYPHS = { measured: KINDS.measured[0], predicted: KINDS.predicted[0], modelled: KINDS.modelled[0], stale: "◔", static: "≡" };
+const GLYPHS = { measured: KINDS.measured[0], predicted: KINDS.predicted[0], modelled: KINDS.modelled[0], static: "≡" };
 
 /** Where a figure comes from. @param {keyof typeof GLYPHS} kind @param {string} title */
 function origin(kind, title) {
@@ -68,7 +68,7 @@ function timeTile(payload, live) {
   const [texts, unit] = paired(clock.step_us, spans);
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
   const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
-  const below = isTimed ? ratio(row, payload) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
+  const below = isTimed ? ratio(row, payload) : clock.launch_us ? note(`launches: ≈ ${formatTime(clock.launch_us)}`, payload.sentence.head) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
   return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
@@ -112,5 +112,5 @@ export function ownTime({ runs_triton: runsTriton, timing, clock }) {
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
   if (runsTriton || clock.chosen === "here" || !timing || !row?.baseline_ms) return "";
   const after = row.variant_ms && !timing.stale ? ` → ${figure(row.variant_ms.median)}` : "";
-  return `On this CPU a step took ${figure(row.baseline_ms.median)}${after} ms.`;
+  return `On this CPU a step took ${figure(row.baseline_ms.median)}${after} ms, measured.`;
 }

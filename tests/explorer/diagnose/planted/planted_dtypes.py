@@ -133,6 +133,21 @@ def logits_upcast(mistake: bool) -> Step:
     return trains(Head().to(BF16), tokens, tokens)
 
 
+@planted("logits-in-float32", "under `with torch.autocast(device_type, enabled=False)")
+def logits_upcast_under_autocast(mistake: bool) -> Step:
+    words, out = nn.Embedding(32_000, 512), nn.Linear(512, 32_000, bias=False)
+    tokens = torch.zeros(8, 1024, dtype=torch.long)
+
+    def step() -> None:
+        with Autocast():
+            logits = out(words(tokens)).flatten(0, 1)
+            if mistake:
+                logits = logits.float()  # mistake
+        F.cross_entropy(logits, tokens.flatten()).backward()
+
+    return step
+
+
 @planted("norm-in-float32", "F.layer_norm")
 def norm_in_float32(mistake: bool) -> Step:
     class Block(nn.Module):

@@ -28,7 +28,7 @@ from findings import HOPPER
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.diagnose.diagnose import Findings, diagnose
+from tracefuse.diagnose.diagnose import DETECTORS, Findings, diagnose
 from tracefuse.findings.finding import Case
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.trace import fake_mode, line_of, val
@@ -121,6 +121,10 @@ def findings(one: Planted, mistake: bool, monkeypatch: pytest.MonkeyPatch) -> Fi
     is_data = one.id == "pageable-copy"
     if one.moves and (mistake or is_data):
         of = on_the_cpu(of, is_pinned=not mistake)
+    for detector, ids in DETECTORS.items():
+        assert {found.id for found in detector(of)} <= set(ids), (
+            f"DETECTORS does not say that {detector.__name__} finds it"
+        )
     return diagnose(of)
 
 

@@ -1,0 +1,269 @@
+"""Programs of one graph at sizes that it was traced for, and what they make of a size that it was not.
+
+A program is traced by AOTAutograd, goes through the passes and becomes text: a second for a few layers, whatever its size is.
+Where three programs differ in one size alone, they are a *line*: `tracefuse.optimizers.sizes` tells by them what the program
+is at another size of that line, which takes milliseconds, and why that is right. A line serves
+
+    sizes of one symbol     all others are as they were; a symbol is what dynamo calls a size that varies
+    whose expressions       of that symbol in dynamo's graph are polynomials: no minimum, no remainder, no rounding
+    between a quarter of its smallest size and four times its largest: the passes choose by costs, and what was cheap at those
+                            sizes is taken for cheap here
+    on a GPU, divisible by 16 or not, as one of its three was: there alignment decides too
+
+Nothing runs before torch's own rules have confirmed each of its ops (`questions`), and the tensors that it is called with have
+the very layouts that the numbers tell. Whatever does not fit is compiled as the first size was.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tracefuse.build.kernels import this_gpu
+from tracefuse.dynamo.differentiable import Layout, Places, function_of
+from tracefuse.dynamo.halves import Halves, shown, watching
+from tracefuse.execution.export import functions_source
+from tracefuse.execution.optimised import Optimised
+from tracefuse.optimizers.fakes.made import fake_tensor
+from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.passes import OUT_OF_MEMORY
+from tracefuse.optimizers.sizes.numbers import COUNT, NotAlike, Sizes
+from tracefuse.optimizers.sizes.questions import Question, check, questions
+from tracefuse.optimizers.sizes.texts import Text, merged
+from tracefuse.optimizers.trace import is_on_gpu, val
+from tracefuse.recording.frames import tell_user
+
+Run = Callable[..., Sequence[Any]]
+
+ALIGNED = 16
+"""What a size is divisible by, or not."""
+NEAR = 4
+"""Times smaller, or larger, than a line's sizes another one may be."""
+SMALLEST = 2
+"""What is true of tensors with a size of 1 or 0 is not true of others: their strides mean nothing."""
+MOST_TRACED = 12
+"""Programs of a graph that lines are made of: the latest ones."""
+MOST_TRIED = 3
+"""Lines that are tried when one more program is known."""
+ON_CPU = "a program for the CPU, of a size that was not traced"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program at `sizes`, one for each symbol, that was traced and optimised: `kind` is what else it was made for, and
+    `numbers` which results of dynamo's graph are numbers."""
+
+    sizes: tuple[int, ...]
+    kind: Hashable
+    numbers: Mapping[int, Any]
+    halves: Halves
+    places: Places
+
+    @functools.cached_property
+    def outline(self) -> tuple[str, ...]:
+        """What the values of the program and of its kernels are called, and what makes them: those of a line are the same."""
+        bodies = [kernel.body for kernel in self.halves.variant.kernels]
+        nodes = [node for trace in (self.halves.variant.trace, *bodies) for node in trace.graph.nodes]
+        return tuple(f"{node.name} {node.op if isinstance(node.target, Kernel) else node.target}" for node in nodes)
+
+
+Remade = Callable[[Sequence[Traced], Sizes, Sequence[torch.Tensor], Sequence[torch.Tensor]], Optimised]
+"""Makes the program of a line at another size, for these tensors and for inputs and cotangents of these layouts: it is known
+from then on, and worked out when it is asked for."""
+
+
+# --- what varies ---
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """Where the symbols of dynamo's graph are read: by the position of an argument, and the dimension of a tensor."""
+
+    places: tuple[tuple[int, int | None], ...]
+
+    def sizes(self, arguments: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(arguments[at] if dim is None else arguments[at].shape[dim] for at, dim in self.places)
+
+
+def symbols_of(module: fx.GraphModule, floats: Sequence[int]) -> Symbols | None:
+    """The symbols of a graph that takes Python floats at the positions `floats`, which are known when it is called; None where
+    one is not an argument's size, or where something is no polynomial of them."""
+    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+    placeholders = module.graph.find_nodes(op="placeholder")
+    read = [user.meta.get("example_value") for at in floats for user in placeholders[at].users]
+    known = set().union(*(number.node.expr.free_symbols for number in _numbers(read)))
+    for at, node in enumerate(placeholders):
+        value = node.meta.get("example_value")
+        sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
+        for dim, size in sizes:
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                found.setdefault(size.node.expr, (at, dim))
+    for one in {number.node.expr for node in module.graph.nodes for number in _numbers(node.meta.get("example_value"))}:
+        if not one.free_symbols <= found.keys() | known or not one.is_polynomial(*found):
+            return None
+    return Symbols(tuple(found.values())) if found else None
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """The numbers that vary in a value of dynamo's graph."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided:
+            yield from _numbers((*value.shape, *value.stride(), value.storage_offset()))
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and value.node.expr.free_symbols:
+        yield value
+
+
+# --- lines ---
+
+
+@dataclass(frozen=True)
+class Line:
+    """Three programs that differ in the symbol `at` alone, and what they tell of others; `entries` are their inputs and
+    cotangents."""
+
+    at: int
+    programs: tuple[Traced, ...]
+    entries: list[tuple[torch.Tensor, ...]]
+    asked: list[Question]
+    text: Text | None
+    mode: FakeTensorMode = field(default_factory=FakeTensorMode)
+
+    @functools.cached_property
+    def is_on_gpu(self) -> bool:
+        return is_on_gpu(self.programs[0].halves.joint.trace)
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        return tuple(one.sizes[self.at] for one in self.programs)
+
+    def serves(self, kind: Hashable, sizes: Sequence[int]) -> bool:
+        """Whether the line may tell of these sizes."""
+        first, new = self.programs[0], sizes[self.at]
+        if kind != first.kind or any(
+            a != b for i, (a, b) in enumerate(zip(sizes, first.sizes, strict=True)) if i != self.at
+        ):
+            return False
+        is_near = min(self.known) <= NEAR * new and new <= NEAR * max(self.known)
+        if not is_near or new < SMALLEST:
+            return False
+        return not self.is_on_gpu or _is_aligned(new) in map(_is_aligned, self.known)
+
+    def program(self, new: int, arguments: Sequence[Any], remade: Remade) -> tuple[Run, dict[int, Any]]:
+        """What runs the program at the size `new`, and which results of dynamo's graph are numbers. Raises `NotAlike`."""
+        sizes, first = Sizes(self.known, new), self.programs[0]
+        numbers = {at: sizes.number(tuple(one.numbers[at] for one in self.programs)) for at in first.numbers}
+        entries = [_layout(one, sizes) for one in self.entries]
+        given = [arguments[at] for at in first.places.given]
+        for tensor, layout in zip(given, entries, strict=False):
+            if (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device) != layout:
+                raise NotAlike("an input lies otherwise in its memory than those at other sizes")
+        check(self.asked, sizes, self.mode)
+        variant = remade(self.programs, sizes, given, [fake_tensor(self.mode, *one) for one in entries])
+        halves = self._halves(variant, sizes)
+        run = function_of(first.places, halves, entries[len(given) :])
+        return watching(run, halves.read_results) if halves.read_results else run, numbers
+
+    def _halves(self, variant: Optimised, sizes: Sizes) -> Halves:
+        first = self.programs[0].halves
+        if self.text is None:
+            return Halves(first.joint, variant)
+        return first.at_another_size(variant, SimpleNamespace(**self.text.functions(sizes)))
+
+
+def _layout(at: Sequence[torch.Tensor], sizes: Sizes) -> Layout:
+    shape = sizes.numbers(tuple(tuple(one.shape) for one in at))
+    stride = sizes.numbers(tuple(one.stride() for one in at))
+    return shape, stride, sizes.same(tuple(one.dtype for one in at)), sizes.same(tuple(one.device for one in at))
+
+
+def line_of(programs: Sequence[Traced]) -> Line:
+    """The line that the programs are. Raises `NotAlike` where they are none."""
+    varies = [at for at, sizes in enumerate(zip(*(one.sizes for one in programs), strict=True)) if len(set(sizes)) > 1]
+    if len({one.kind for one in programs}) > 1 or len(varies) != 1:
+        raise NotAlike("more than one size varies")
+    (at,) = varies
+    known = tuple(one.sizes[at] for one in programs)
+    if len(set(known)) < COUNT or min(known) < SMALLEST:
+        raise NotAlike("the sizes are not three")
+    sizes = Sizes(known, known[0])
+    sizes.same(tuple(one.places for one in programs))
+    sizes.same(tuple((one.halves.joint.results, one.halves.joint.gradients) for one in programs))
+    sizes.same(tuple(tuple(one.numbers) for one in programs))
+    traces = [one.halves.variant.trace for one in programs]
+    text = merged([_text(one.halves.variant) for one in programs]) if this_gpu() is None else None
+    if text is not None:
+        text.functions(sizes)  # which says whether its numbers follow the size
+    inputs = [[val(node) for node in one.halves.joint.trace.placeholders] for one in programs]
+    return Line(at, tuple(programs), list(zip(*inputs, strict=True)), questions(traces), text)
+
+
+def _text(variant: Optimised) -> str:
+    """The text of a program whose kernels run as their ATen ops, as all do on a CPU."""
+    here: Any = copy.copy(variant)
+    here.fallbacks = dict.fromkeys((kernel.name for kernel in variant.kernels), ON_CPU)
+    return functions_source(here)
+
+
+def _is_aligned(size: int) -> bool:
+    return size % ALIGNED == 0
+
+
+@dataclass
+class OtherSizes:
+    """What is known of a graph at several sizes. `remade` makes a program of a line known."""
+
+    symbols: Symbols
+    remade: Remade
+    traced: list[Traced] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+
+    def program(
+        self, kind: Hashable, arguments: Sequence[Any], tensors: Sequence[Any]
+    ) -> tuple[Run, dict[int, Any]] | None:
+        """What runs the graph on `tensors`, and its results that are numbers; None where no line tells."""
+        sizes = self.symbols.sizes(arguments)
+        for line in self.lines:
+            if line.serves(kind, sizes):
+                try:
+                    return line.program(sizes[line.at], tensors, self.remade)
+                except NotAlike:
+                    continue
+                except OUT_OF_MEMORY:
+                    raise
+                except Exception as error:
+                    tell_user(
+                        f"a size of this model is compiled anew, as what others tell of it failed: {shown(error)}."
+                    )
+        return None
+
+    def note(self, new: Traced) -> None:
+        """One more program is known: with two others it may be a line."""
+        pairs = [pair for pair in itertools.combinations(self.traced, COUNT - 1) if _may_be_a_line((*pair, new))]
+        pairs.sort(key=lambda pair: -len({_is_aligned(size) for one in (*pair, new) for size in one.sizes}))
+        for pair in pairs[:MOST_TRIED]:
+            try:
+                self.lines.insert(0, line_of((*pair, new)))
+                break
+            except NotAlike:
+                continue
+        self.traced = [*self.traced, new][-MOST_TRACED:]
+
+
+def _may_be_a_line(programs: Sequence[Traced]) -> bool:
+    counts = [len(set(sizes)) for sizes in zip(*(one.sizes for one in programs), strict=True)]
+    if len({one.kind for one in programs}) > 1 or len({one.outline for one in programs}) > 1:
+        return False
+    return sorted(counts) == [*[1] * (len(counts) - 1), COUNT]

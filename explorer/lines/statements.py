@@ -1,0 +1,102 @@
+"""Python's statements behind the lines of a trace, read off the files that are at hand. Nothing runs here."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tracefuse.optimizers.origins import Source
+
+
+class Added(NamedTuple):
+    """What a statement adds to the variable `name`, which stands behind the `addend` where `is_behind`."""
+
+    name: str
+    addend: ast.expr
+    is_behind: bool
+
+
+def added(statement: ast.stmt | None) -> Added | None:
+    """What `tot += x`, `tot = tot + x` or `tot = x + tot` adds; None for another statement."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        return Added(ast.unparse(statement.target), statement.value, False)
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.BinOp):
+        return None
+    name, left, right = ast.unparse(statement.targets[0]), statement.value.left, statement.value.right
+    if not isinstance(statement.value.op, ast.Add) or name not in (ast.unparse(left), ast.unparse(right)):
+        return None
+    is_behind = ast.unparse(left) != name
+    return Added(name, left if is_behind else right, is_behind)
+
+
+def statements_at(source: Source) -> list[ast.stmt]:
+    """The plain statements that a line is a part of, or that it holds; those of its text where the file is not at hand."""
+    text = "".join(linecache.getlines(source.file))
+    if not text:
+        return list(statements_of(source.text.strip()))
+    return [one for one in statements_of(text) if one.lineno <= source.line <= (one.end_lineno or one.lineno)]
+
+
+def statement_at(source: Source | None) -> ast.stmt | None:
+    """The statement that a line is a part of; None where it is no plain one, one of several, or not at hand."""
+    around = [] if source is None else statements_at(source)
+    return around[0] if len(around) == 1 else None
+
+
+def stored_between(source: Source, first: int, last: int) -> set[str]:
+    """The names that a file binds, or unbinds, at a line from `first` to before `last`, whatever the statement: a loop, a
+    `with`, a walrus, a pattern, `del` and an import do so too."""
+    text = "".join(linecache.getlines(source.file))
+    return {name for line, name in _bindings(text) if first <= line < last}
+
+
+@functools.lru_cache(maxsize=16)
+def _bindings(text: str) -> tuple[tuple[int, str], ...]:
+    """Each name that a text binds or unbinds, and its line."""
+    nodes = (
+        node
+        for node in ast.walk(parsed(text))
+        if isinstance(node, (ast.expr, ast.stmt, ast.pattern, ast.alias, ast.ExceptHandler))
+    )
+    return tuple((node.lineno, name) for node in nodes if (name := _bound(node)))
+
+
+def _bound(node: ast.AST) -> str:
+    """The name that a part of a statement binds or unbinds; "" where it does neither."""
+    if isinstance(node, ast.Name):
+        return "" if isinstance(node.ctx, ast.Load) else node.id
+    if isinstance(node, ast.alias):
+        return node.asname or node.name.partition(".")[0]
+    if isinstance(node, ast.MatchMapping):
+        return node.rest or ""
+    named = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+    return (node.name or "") if isinstance(node, named) else ""
+
+
+def span_of(source: Source) -> tuple[int, int]:
+    """The first and the last line of the statement that a line is a part of."""
+    found = statement_at(source)
+    return (source.line, source.line) if found is None or found.end_lineno is None else (found.lineno, found.end_lineno)
+
+
+@functools.lru_cache(maxsize=16)
+def statements_of(text: str) -> tuple[ast.stmt, ...]:
+    """The plain statements of a text: those that hold no others."""
+    return tuple(_plain(parsed(text)))
+
+
+def parsed(text: str) -> ast.Module:
+    """A text without any statement where it is no Python: a cell of a notebook may hold magics, and a line may be a part of a
+    statement."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _plain(tree: ast.AST) -> Iterator[ast.stmt]:
+    plain = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
+    return (node for node in ast.walk(tree) if isinstance(node, plain))

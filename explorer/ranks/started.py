@@ -1,0 +1,63 @@
+"""For which module a collective was started, and in which phase, where the operator that started it belongs to no module.
+
+FSDP2 says the module in a range of its own ("FSDP::post_backward_reduce (blocks.0)"). DDP starts a bucket in the hook of the
+gradient that completes it, right behind the backward of the module that has this gradient's parameter. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracefuse.timeline.columns import Events
+from tracefuse.timeline.host_calls import by_thread
+
+HOOK = "AccumulateGrad"
+ENGINE = "autograd::engine"
+_RANGE = re.compile(r"FSDP::(?P<does>\w+)(?: \((?P<module>.+)\))?$")
+
+DEEPEST = 8
+"""So many ranges of FSDP2 lie in each other at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fsdp:
+    """The ranges of FSDP2 on a host, by thread, in the order of their starts."""
+
+    events: Events
+    rows: Mapping[int, np.ndarray]
+
+    @classmethod
+    def of(cls, events: Events) -> Fsdp:
+        return cls(events, by_thread(events, events.named(_RANGE.match) & events.is_range & ~events.on_gpu))
+
+    def around(self, call: int) -> Iterator[re.Match[str]]:
+        """The ranges that a record of the host lies in, the innermost first."""
+        rows = self.rows.get(int(self.events.resource[call]), np.zeros(0, np.int64))
+        start_ns = self.events.start_ns[call]
+        at = int(np.searchsorted(self.events.start_ns[rows], start_ns, side="right"))
+        for row in rows[max(0, at - DEEPEST) : at][::-1].tolist():
+            if self.events.end_ns[row] > start_ns and (found := _RANGE.match(self.events.name_at(row))):
+                yield found
+
+    def module(self, call: int) -> str:
+        """The module that a collective is for, by the path that FSDP2 says; "" where it says none."""
+        return next((found["module"] for found in self.around(call) if found["module"]), "")
+
+    def is_backward(self, call: int) -> bool:
+        """Whether it belongs to a backward, as what is reduced behind the last of autograd's nodes does."""
+        return any("backward" in found["does"] for found in self.around(call))
+
+
+def before(events: Events, rows: np.ndarray, modules: list[str], call: int) -> str:
+    """The module of the last operator of autograd's engine on the thread of `call` before it: `rows` are outermost operators
+    by start, each with its module."""
+    thread, start_ns = events.resource[call], events.start_ns[call]
+    for at in range(int(np.searchsorted(events.start_ns[rows], start_ns, side="right")) - 1, -1, -1):
+        row = rows[at]
+        if events.resource[row] == thread and modules[at]:
+            return modules[at] if events.name_at(row).startswith(ENGINE) else ""
+    return ""

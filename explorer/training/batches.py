@@ -1,0 +1,196 @@
+"""Batches as inputs: what a step makes of data that has no name, before the model is given it, is what a compiled step takes.
+
+x = stack([constant, constant_1, …])     x = constant[46:54]     y = constant_1[randint(…)]     x and y: inputs of the step
+
+A loop that draws its batch, as `get_batch()` does, reads pieces of data that no variable holds, at places that Python chose.
+What runs outside all modules on nothing but data prepares a batch. Where it starts from a tensor without a name, or picks at
+another place in the next step, the first variable that holds what comes of it is an input in its place; without one, what the
+rest of the step reads. Where data has a name, the step takes that, and prepares it by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from heapq import merge
+
+import torch
+from torch import fx
+
+from tracefuse.assembly.parts import CALLED, GIVEN, is_unnamed
+from tracefuse.assembly.program import CapturedProgram, Inputs
+from tracefuse.execution.replay import replayed
+from tracefuse.optimizers.ops import is_random, reached
+from tracefuse.optimizers.rewrite import refresh_views
+from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, fake_mode, line_of, origin, phase, val
+from tracefuse.optimizers.verify import verify
+from tracefuse.steps.steps import Steps
+
+aten = torch.ops.aten
+
+_PICKING = ("aten.slice.", "aten.select.", "aten.narrow")
+_MOVING = {aten._to_copy.default, aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.clone.default}
+
+
+def with_batches(program: CapturedProgram, steps: Steps | None) -> CapturedProgram:
+    """`program` with an input for each batch that it prepares from what has no name, or the program itself where there is
+    none. `steps` say which Python values the next step was given others of."""
+    trace = program.trace
+    prepared = _prepared(trace)
+    updated = () if program.update is None else program.update.trace.inputs
+    batches = _batches(trace, prepared, steps, {i.name for i in updated})
+    if not batches:
+        return program
+    cut = _cut(trace, prepared, batches)
+    verify(cut)
+
+    def read_inputs() -> Inputs:
+        pairs = zip(trace.inputs, program.inputs.examples, program.inputs.live, strict=True)
+        known = {entry.name: (example, live) for entry, example, live in pairs}
+        made = replayed(replace(program, trace=_alone(trace, batches), update=None))
+        known |= {node.name: (tensor, tensor) for node, tensor in zip(batches, made, strict=True)}
+        found = [known[entry.name] for entry in cut.inputs]
+        return Inputs(tuple(one for one, _ in found), tuple(one for _, one in found), program.rng_states)
+
+    return replace(program, trace=cut, read_inputs=read_inputs)
+
+
+def _prepared(trace: Trace) -> dict[fx.Node, set[fx.Node]]:
+    """The ops that prepare data, in order, and the inputs that each starts from."""
+    written = {out.of for out in trace.outputs if out.kind != "result"}
+    found: dict[fx.Node, set[fx.Node]] = {}
+    for entry, placeholder in trace.input_pairs:
+        if entry.kind == "input" and not entry.trainable and entry.name not in written:
+            found[placeholder] = {placeholder}
+    ops = {}
+    for node in trace.ops:
+        is_outside = phase(node) == "forward" and not origin(node).module_type
+        if is_outside and all(one in found for one in node.all_input_nodes):
+            found[node] = ops[node] = set().union(*(found[one] for one in node.all_input_nodes))
+    return ops
+
+
+def _batches(
+    trace: Trace, prepared: Mapping[fx.Node, set[fx.Node]], steps: Steps | None, updated: Collection[str]
+) -> list[fx.Node]:
+    """The ends of what is prepared that a step cannot make by itself, in order: a variable holds each, or something else
+    reads it."""
+    carried = {str(source) for source in steps.carried} if steps else set()
+    varying = {(one.op, str(one.source or "")) for one in steps.varying if is_picking(one.op)} if steps else set()
+    returned, ends = set(trace.returned), []
+    wanting = {p for entry, p in trace.input_pairs if entry.source == entry.name and _is_unnamed_data(p)}
+    for node, starts in prepared.items():
+        wants = (str(node.target), line_of(node)) in varying or not wanting.isdisjoint(node.all_input_nodes)
+        if not wants:
+            continue
+        is_read = any(user not in prepared for user in node.users) or node.meta.get("custom", {}).get(CALLED)
+        is_end = is_read and node not in returned and not _is_moved(node)
+        stays = any(start.name in updated or any(line_of(user) in carried for user in start.users) for start in starts)
+        if is_end and not stays and isinstance(val(node), torch.Tensor):
+            ends.append(node)
+        else:
+            wanting.add(node)
+    return ends
+
+
+def is_picking(op: str) -> bool:
+    """Whether an operator takes a part of a tensor at a place that Python gives."""
+    return op.startswith(_PICKING)
+
+
+def _is_unnamed_data(placeholder: fx.Node) -> bool:
+    """Whether nothing told a name for this input, and it is more than a number that Python made a tensor of."""
+    return is_unnamed(placeholder.name) and val(placeholder).dim() > 0
+
+
+def _is_moved(node: fx.Node) -> bool:
+    """Whether it is an input of the program on another device or as another type: the step takes it as it came."""
+    if node.target not in _MOVING:
+        return False
+    given = node.args[0]
+    return isinstance(given, fx.Node) and (given.op == "placeholder" or _is_moved(given))
+
+
+def drawn(trace: Trace) -> list[str]:
+    """The lines in which a step draws data by itself, outside all modules: at each call other numbers."""
+    prepared = _prepared(trace)
+    used = (node for node in trace.ops if node not in prepared or node in trace.returned)
+    read = reached([one for node in used for one in node.all_input_nodes], lambda one: one.all_input_nodes)
+    return list(dict.fromkeys(line for one in prepared if one in read and is_random(one) and (line := line_of(one))))
+
+
+def _cut(trace: Trace, prepared: Mapping[fx.Node, set[fx.Node]], batches: list[fx.Node]) -> Trace:
+    """`trace` with `batches` as inputs, in the order in which modules are given them, between the data that has names and its
+    order, and without what nothing reads any more: what draws the batch draws elsewhere."""
+    kept = _kept(trace, prepared, batches)
+    entries: dict[fx.Node, Input | None] = {p: entry for entry, p in trace.input_pairs if p in kept}
+    data = [p for p, entry in entries.items() if entry is not None and entry.kind == "input"]
+    others = [p for p in entries if p not in data]
+    when = _first_reads(trace, prepared, batches).__getitem__
+    graph, new, inputs = fx.Graph(), {}, []
+    for node in (*merge(data, sorted(batches, key=when), key=when), *others):
+        entry = entries.get(node)
+        if entry is not None:
+            new[node] = copy_node(graph, node, new)
+        else:
+            new[node] = graph.create_node("placeholder", node.name, name=node.name)
+            with fake_mode(trace.graph):
+                like = val(node)
+                made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            new[node].meta = {"val": made, "phase": "forward"}
+        inputs.append(entry or Input(node.name, "input", node.name))
+    for node in trace.ops:
+        if node in kept:
+            new[node] = copy_node(graph, node, new)
+    graph.output(tuple(new[node] for node in trace.returned))
+    graph._graph_namespace._used_names |= trace.graph._graph_namespace._used_names
+    refresh_views(graph)
+    return Trace(graph, tuple(inputs), trace.outputs, trace.name)
+
+
+def _first_reads(
+    trace: Trace, prepared: Collection[fx.Node], batches: Collection[fx.Node]
+) -> dict[fx.Node, tuple[int, int, int]]:
+    """By each input and batch, where it is first read, itself or as what is prepared of it: as an argument of which module's
+    call, else in a module, else outside; by which op, and as which of its arguments."""
+    ops = trace.ops
+    never = (2, len(ops), 0)
+    found = dict.fromkeys((*trace.placeholders, *ops), never)
+    for at, node in reversed(list(enumerate(ops))):
+        found[node] = min(found[node], _argument(node) or never)
+        is_passed_on = node in prepared and node not in batches
+        for place, read in enumerate(node.all_input_nodes):
+            here = found[node] if is_passed_on else (1 if origin(node).module_type else 2, at, place)
+            if node not in batches:
+                found[read] = min(found[read], here)
+    return {node: min(place, _argument(node) or never) for node, place in found.items()}
+
+
+def _argument(node: fx.Node) -> tuple[int, int, int] | None:
+    """As which argument a module was given a value, before all that modules read otherwise."""
+    given = node.meta.get("custom", {}).get(GIVEN)
+    return given and (0, *given)
+
+
+def _kept(trace: Trace, prepared: Mapping[fx.Node, set[fx.Node]], batches: list[fx.Node]) -> set[fx.Node]:
+    """What stays: every op but the batches themselves, those that only batches read, and unread ones that ran before the last
+    batch."""
+    ops = trace.ops
+    last = ops.index(batches[-1])
+    kept = {p for entry, p in trace.input_pairs if entry.kind != "input" or not p.users} | set(trace.returned)
+    for at, node in reversed(list(enumerate(ops))):
+        is_unread = at > last and not node.users
+        if node not in batches and (node in kept or node not in prepared or is_unread):
+            kept |= {node, *node.all_input_nodes}
+    return kept - set(batches)
+
+
+def _alone(trace: Trace, batches: list[fx.Node]) -> Trace:
+    """The part of `trace` that makes the batches, on all inputs of it."""
+    made = trace.copy()
+    nodes = {node.name: node for node in made.graph.nodes}
+    made = made.with_outputs([(Output("result", node.name), nodes[node.name]) for node in batches])
+    for node in reversed(made.ops):
+        if not node.users:
+            made.graph.erase_node(node)
+    return made

@@ -1,0 +1,55 @@
+"""The figures of fusion programs, and of what the view predicts: how fast, how often not, and how far off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import median
+
+from pages.rendering import Data, Results, said
+
+ALIKE = 1.02
+"""A time that is longer by less counts as equal."""
+
+
+@said("fusions.py", "fusions")
+def fusions(found: Data, source: str) -> str:
+    """The other columns' times over ours, and by name the programs that are slower than eager."""
+    rows = found["programs"]
+    least = {
+        name: {column: one["least_ms"] for column, one in row["columns"].items() if "least_ms" in one}
+        for name, row in rows.items()
+    }
+    eager = _over_ours(least, "eager")
+    slow = [f"`{name}` ({1 / ratio:.2f} times eager's time)" for name, ratio in eager.items() if ratio * ALIKE < 1]
+    return (
+        f"Of the fusion programs {len(rows)} were run, forward and backward, in float32 with TF32, under "
+        f'`torch.compile(backend="tracefuse")`: {_mean("eager", least)}; {_mean("torch.compile", least)}. Slower than eager '
+        f"by more than 2 %: {', '.join(slow) or 'none'} ({source})."
+    )
+
+
+def _over_ours(least: dict[str, dict[str, float]], column: str) -> dict[str, float]:
+    return {name: row[column] / row["ours"] for name, row in least.items() if column in row and "ours" in row}
+
+
+def _mean(column: str, least: dict[str, dict[str, float]]) -> str:
+    ratios = list(_over_ours(least, column).values())
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    slower = sum(ratio * ALIKE < 1 for ratio in ratios)
+    return f"{column} takes {mean:.2f} times as long in the geometric mean, and is faster in {slower} of {len(ratios)}"
+
+
+@said("forecasts.py", "forecasts")
+def forecasts(found: Data, source: str) -> str:
+    """How far predictions of toggles are off."""
+    rows = found["rows"]
+    signs = [row["is_right"] for row in rows if row["is_right"] is not None]
+    cases, off = {row["case"] for row in rows}, median(abs(row["error"]) for row in rows)
+    return (
+        f"After {len(rows)} switches of {len(cases)} programs the step that the view predicted was off by {off:.1%} in the "
+        f"median; where a switch changes it by more than 3 %, the sign was right in {sum(signs)} of {len(signs)} ({source})."
+    )
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {"fusions": fusions, "forecasts": forecasts}

@@ -1,0 +1,36 @@
+"""The figures of the pipeline: what passes and the payload take of a processor, how that grows, and what a click takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pages.rendering import Data, Results, said, table
+
+STAGES = {"assembly": "trace", "passes": "passes", "payload": "payload"}
+
+
+@said("pipeline.py", "pipeline")
+def pipeline(found: Data, source: str) -> str:
+    """Seconds of each program's trace, passes and first payload, the growth of a family's, and the clicks of a GPT."""
+    rows = [
+        _row(size, one["growth"] if size is one["sizes"][-1] else None)
+        for one in found["families"]
+        for size in one["sizes"]
+    ]
+    rows += [_row(one, None) for one in found["goals"]]
+    titles = ("seconds of a processor", "ops", *STAGES.values(), "passes, growth an op", "clicks: passes and payload")
+    low, high = found["load"]
+    missed = f" Missed: {'; '.join(found['missed'])}." if found["missed"] else ""
+    return f"{table(titles, rows)}\n\nAt a load of {low:.0f} to {high:.0f} ({source}).{missed}"
+
+
+def _row(one: Data, growth: Data | None) -> list[str]:
+    seconds, unit = one["stages_s"], "steps" if one["family"] == "LSTM" else "layers"
+    grown = "" if growth is None else f"{growth['passes']:.2f}"
+    clicks = [sum(parts.values()) for parts in one.get("clicks_s", {}).values()]
+    shown = f"{min(clicks):.2f} to {max(clicks):.2f}" if clicks else ""
+    times = [f"{seconds[stage]:.2f}" for stage in STAGES]
+    return [f"{one['family']}, {one['size']} {unit}", f"{one['ops']:,}", *times, grown, shown]
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {"pipeline": pipeline}

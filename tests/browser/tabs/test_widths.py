@@ -1,0 +1,114 @@
+"""What is cramped first where the view is narrow: the headline, its cards, words of the graph, lanes, and details."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Locator, Page, expect
+
+import tracefuse
+from tracefuse.demo import GPT, batch
+from tracefuse.widgets.html import write_html
+
+pytestmark = pytest.mark.browser
+
+SIZES = [(1440, 900), (1024, 768), (800, 900)]
+# Every text that a canvas is asked to write, with the size of its letters on the screen.
+WRITTEN = """() => {
+    window.written = [];
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+        const px = parseFloat(this.font.match(/([\\d.]+)px/)[1]) * this.getTransform().a / devicePixelRatio;
+        window.written.push([text, px]);
+        return write.call(this, text, ...at);
+    };
+}"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole step, whose graph has three columns, and whose headline has all that a headline may have."""
+    torch.manual_seed(0)
+    model, data = GPT(layers=4, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with tracefuse.capture_step(n=2) as captured:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(*data).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    return write_html(captured.optimize(), tmp_path_factory.mktemp("widths") / "view.html")
+
+
+@pytest.fixture(params=SIZES, ids=lambda size: f"{size[0]} px")
+def page(request: pytest.FixtureRequest, browser: Browser, written: Path) -> Iterator[Page]:
+    width, height = request.param
+    opened = browser.new_page(viewport={"width": width, "height": height})
+    opened.add_init_script(f"({WRITTEN})()")
+    opened.goto(written.as_uri())
+    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    yield opened
+    opened.close()
+
+
+def is_cut(element: Locator) -> bool:
+    return element.evaluate("one => one.scrollHeight > one.clientHeight + 1 || one.scrollWidth > one.clientWidth + 1")
+
+
+def test_the_headline_is_read_to_its_end(page: Page) -> None:
+    headline = page.get_by_test_id("tf-sentence")
+    expect(headline).to_contain_text("launch-bound: ")
+    expect(headline).to_contain_text(re.compile(r"its backward takes .*\.$"))
+    assert not is_cut(headline)
+    # What it would be shortened by stands in the cards, and in its title.
+    assert str(headline.get_attribute("title")).startswith(str(headline.text_content()).removesuffix("."))
+
+
+# What passes mend already leads by its worth, and has no number.
+ACTIONS = """() => {
+    const { key } = state.payload.findings[0];
+    const actions = [["fuse"], [], []].map((by) => ({ key, title: "of " + by, worth: "", kind: "", by }));
+    set("payload", { ...state.payload, sentence: { ...state.payload.sentence, actions } });
+}"""
+
+
+def test_the_cards_count_on(page: Page, go_live: Callable[[Page], None]) -> None:
+    go_live(page)
+    page.evaluate(ACTIONS)
+    cards = page.get_by_test_id("tf-first").locator("[data-finding] > b")
+    assert cards.all_text_contents() == ["1", "2", "✓ fuse"]
+
+
+def test_it_is_said_whether_times_are_a_modules_own(page: Page) -> None:
+    page.get_by_test_id("tf-tab-layers").click()
+    panel = page.locator(".tf-layers")
+    note = panel.get_by_text(re.compile(r"In [nµm]s, modelled, of each module's own ops; Trace sums those inside\."))
+    assert note.bounding_box()["y"] < panel.locator("table").bounding_box()["y"]
+    assert not is_cut(note)
+    expect(panel.locator("thead th").first).to_contain_text("own ops")
+    page.get_by_test_id("tf-tab-trace").click()
+    expect(page.get_by_role("columnheader").first).to_contain_text("all inside")
+
+
+def test_boxes_of_the_graph_say_what_they_run(page: Page, painted: Callable[[Page], None]) -> None:
+    page.get_by_test_id("tf-tab-graph").click()
+    painted(page)
+    found = [(text, px) for text, px in page.evaluate("written") if "embed" in text]
+    assert found
+    assert all(px >= 9 for _, px in found)
+
+
+def test_what_is_known_of_a_value_has_the_room_that_there_is(page: Page) -> None:
+    page.get_by_test_id("tf-tab-code").click()
+    page.locator("[data-value]").nth(12).click()
+    details = page.get_by_test_id("tf-details")
+    aside, facts = page.locator(".tf-aside").bounding_box(), details.locator(".tf-fact")
+    bottom = aside["y"] + aside["height"]
+    seen = [one for one in facts.all() if one.bounding_box()["y"] + one.bounding_box()["height"] <= bottom]
+    assert len(seen) >= 4
+    close = details.get_by_test_id("tf-clear").bounding_box()
+    assert aside["x"] + aside["width"] - close["x"] - close["width"] < 32

@@ -1,0 +1,422 @@
+"""Sizes that were not traced: what three programs tell of a fourth is what is compiled for it anew, with eager's numbers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tracefuse
+from tracefuse.backend import tracefuse as backend
+from tracefuse.demo import GPT, batch
+from tracefuse.dynamo import halves, other_sizes, sizes
+from tracefuse.execution.export import functions_source
+
+
+@pytest.fixture(autouse=True)
+def _dynamo_starts_anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One item for each size that is traced from now on."""
+    found: list[int] = []
+    compiled = sizes.BySize._compiled
+
+    def noted(self: sizes.BySize, arguments: Any) -> Any:
+        found.append(1)
+        return compiled(self, arguments)
+
+    monkeypatch.setattr(sizes.BySize, "_compiled", noted)
+    return found
+
+
+def gpt(**changes: Any) -> GPT:
+    torch.manual_seed(0)
+    return GPT(**{"layers": 1, "width": 24, "heads": 2, "vocab": 61, "length": 300, "dropout": 0.0, **changes})
+
+
+def gradients(model: nn.Module, run: Callable[..., Any], *inputs: Tensor) -> list[Any]:
+    """The result of a model, the gradients of its inputs and parameters, and its buffers."""
+    model.zero_grad()
+    given = [one.detach().clone().requires_grad_(one.is_floating_point()) for one in inputs]
+    torch.manual_seed(3)
+    result = run(*given)
+    (result.square().mean() if result.dim() else result).backward()
+    grads = [one.grad for one in (*given, *model.parameters())]
+    return [result.detach(), *grads, *(one.clone() for one in model.buffers())]
+
+
+FIRST = (37, 41, 53)
+LENGTHS = (33, 34, 39, 40, 42, 45, 47, 48, 50, 57, 59, 60, 62, 63, 64, 65, 70, 71, 55, 52)
+
+
+def test_programs_are_those_that_are_compiled_anew(traced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The traces before and after the passes, what each pass left, and the generated text."""
+    model = gpt()
+    told = torch.compile(model, backend=backend, dynamic=True)
+    for length in (*FIRST, *LENGTHS):
+        told(*batch(61, 2, length)).backward()
+    assert len(traced) == len(FIRST)
+    graphs = tracefuse.compiled(model)[len(FIRST) :]
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(other_sizes.OtherSizes, "program", lambda *_: None)
+    fresh_model = gpt()
+    fresh = torch.compile(fresh_model, backend=backend, dynamic=True)
+    for length in LENGTHS:
+        fresh(*batch(61, 2, length)).backward()
+    pairs = zip(graphs, tracefuse.compiled(fresh_model), strict=True)
+    for one, other in pairs:
+        mine, theirs = one.variant(one.config), other.variant(other.config)
+        assert one.trace.code == other.trace.code
+        assert mine.trace.code == theirs.trace.code
+        assert [(r.name, r.after.code) for r in mine.passes] == [(r.name, r.after.code) for r in theirs.passes]
+        assert mine.kernels == theirs.kernels
+        assert functions_source(mine) == functions_source(theirs)
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_gpt_has_the_numbers_of_eager(has_gpu: bool, traced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64; with a GPU the text of each size is its own."""
+    if has_gpu:
+        monkeypatch.setattr(other_sizes, "this_gpu", lambda: "a GPU")
+    model = gpt(dropout=0.1).double()
+    eager = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for length in (*FIRST, 64, 40, 97, 34, 1, 2, 64):
+        inputs = batch(61, 2, length)
+        found, expected = gradients(model, compiled, *inputs), gradients(eager, eager, *inputs)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    assert len(traced) == len(FIRST) + 2  # 1 is another graph of dynamo's, and 2 too far from those
+
+
+def test_a_gpt_in_bf16_errs_as_eager_does(traced: list[int]) -> None:
+    exact = gpt().double()
+    model, eager = (copy.deepcopy(exact).bfloat16() for _ in range(2))
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for length in (*FIRST, 64, 45, 99):
+        inputs = batch(61, 2, length)
+        found, expected, right = (
+            gradients(m, run, *inputs) for m, run in ((model, compiled), (eager, eager), (exact, exact))
+        )
+        for mine, theirs, one in zip(found, expected, right, strict=True):
+            if one is None:
+                assert mine is None
+                continue
+            assert mine.dtype is theirs.dtype
+            errors = [(some.double() - one).abs().max().item() for some in (mine, theirs)]
+            assert errors[0] <= 2 * errors[1] + 1e-3 * one.abs().max().item()
+    assert len(traced) == len(FIRST)
+
+
+class ByHand(nn.Module):
+    """Attention over `[B, T, C]` with scores of T by T, a mean over T and a division by T in the arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        scores = self.q(x) @ self.k(x).transpose(1, 2) / 8**0.5
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        return (weights @ x).mean(1) + x.sum(1) / length + torch.cat([x[:, -3:, :4], x[:, :3, 4:]], 2).sum(1)
+
+
+class Normed(nn.Module):
+    """Writes its running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.GELU(), nn.Dropout(0.4), nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (ByHand(), lambda n: (2, n, 8)),
+        (Normed(), lambda n: (n, 8)),
+        (nn.Conv1d(3, 4, 5, padding=2), lambda n: (2, 3, n)),
+    ],
+    ids=["attention by hand", "batch norm", "convolution"],
+)
+def test_models_have_the_numbers_of_eager(
+    model: nn.Module, shape: Callable[[int], tuple[int, ...]], traced: list[int]
+) -> None:
+    model = copy.deepcopy(model).double()
+    eager = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for n in (67, 71, 90, 75, 64, 96, 50, 49, 67):
+        x = torch.randn(shape(n), dtype=torch.float64)
+        torch.testing.assert_close(gradients(model, compiled, x), gradients(eager, eager, x), rtol=1e-9, atol=1e-11)
+    assert len(traced) == 3
+    for one in (model, eager):
+        one.eval()
+    with torch.no_grad():
+        for n in (67, 71, 90, 75, 64):
+            x = torch.randn(shape(n), dtype=torch.float64)
+            torch.testing.assert_close(compiled(x), eager(x), rtol=1e-9, atol=1e-11)
+    assert len(traced) == 6
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, : min(x.shape[1], 15)].sin() * x.shape[1],
+        lambda x: x.sin().view(2, -1)[:, : x.shape[1] // 2] * 2,
+        lambda x: x.sin() * (x.shape[1] % 5),
+        lambda x: x.sin() / x.shape[1] ** 0.5,
+        lambda x: x.sin().t().t(),
+        lambda x: (x.sin(), x)[1].view(-1),
+    ],
+    ids=["minimum", "rounding", "remainder", "root", "a view of a result", "a view of an input"],
+)
+def test_what_cannot_be_told_is_compiled_and_right(function: Callable[[Tensor], Tensor], traced: list[int]) -> None:
+    compiled = torch.compile(function, backend=backend, dynamic=True)
+    for n in (11, 13, 18, 21, 17, 12):
+        x, y = (torch.linspace(0, 1, 2 * n).view(2, n).requires_grad_() for _ in range(2))
+        found, expected = compiled(x), function(y)
+        torch.testing.assert_close(found, expected)
+        found.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+
+# --- autograd around a told program ---
+
+
+def told_linear(traced: list[int], model: nn.Module | None = None) -> tuple[nn.Module, Callable[..., Any]]:
+    """A model, compiled, of which three sizes are traced."""
+    model = model or nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 4)).double()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for rows in (67, 71, 90):
+        compiled(torch.randn(rows, 8, dtype=torch.float64)).sum().backward()
+    assert len(traced) == 3
+    return model, compiled
+
+
+def test_a_cotangent_with_other_strides_and_none(traced: list[int]) -> None:
+    model, compiled = told_linear(traced)
+    x = torch.randn(80, 8, dtype=torch.float64)
+    cotangent = torch.randn(4, 80, dtype=torch.float64).t()
+    found, expected = (torch.autograd.grad(run(x), list(model.parameters()), cotangent) for run in (compiled, model))
+    torch.testing.assert_close(found, expected)
+    assert len(traced) == 3
+
+
+class Two(nn.Module):
+    """Returns two results, and the number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        return self.a(x).sin(), None, x.shape[0], self.b(x).cos(), (x > 0).sum()
+
+
+def test_results_that_nobody_differentiates(traced: list[int]) -> None:
+    model = Two().double()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for rows in (67, 71, 90, 80, 75):
+        x = torch.randn(rows, 8, dtype=torch.float64)
+        found, expected = compiled(x), model(x)
+        assert [type(one) for one in found] == [type(one) for one in expected]
+        assert found[2] == rows
+        assert [one.requires_grad for one in found if isinstance(one, Tensor)] == [True, True, False]
+        torch.testing.assert_close((found[0], found[3], found[4]), (expected[0], expected[3], expected[4]))
+        for at in (0, 3):
+            grads = (
+                torch.autograd.grad(run[at].sum(), list(model.parameters()), retain_graph=True, allow_unused=True)
+                for run in (found, expected)
+            )
+            for mine, theirs in zip(*grads, strict=True):
+                torch.testing.assert_close(mine, torch.zeros_like(mine) if theirs is None else theirs)
+    assert len(traced) == 3
+
+
+def test_twice_backward_and_twice_differentiated(traced: list[int]) -> None:
+    model, compiled = told_linear(traced)
+    x = torch.randn(80, 8, dtype=torch.float64)
+    result = compiled(x).square().sum()
+    parameters = list(model.parameters())
+    first = torch.autograd.grad(result, parameters, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(result, parameters), first)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(result, parameters)
+    grad, *_ = torch.autograd.grad(compiled(x).square().sum(), parameters, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        grad.sum().backward()
+    assert len(traced) == 3
+
+
+def test_what_was_saved_is_let_go_in_the_backward(traced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward holds what it was given no longer than it reads it."""
+    compiled = told_linear(traced)[1]
+    alive: list[int] = []
+    backward = halves.Halves.backward
+
+    def watched(self: Any, boxed: list[Any]) -> list[Any]:
+        refs = [weakref.ref(one) for one in boxed if not isinstance(one, nn.Parameter)]
+        found = backward(self, boxed)
+        alive.append(sum(ref() is not None for ref in refs))
+        return found
+
+    result = compiled(torch.randn(80, 8, dtype=torch.float64)).square().sum()
+    monkeypatch.setattr(halves.Halves, "backward", watched)
+    gc.collect()
+    result.backward()
+    assert alive[0] <= 2  # the cotangent, and the input, which the caller's graph holds
+    assert len(traced) == 3
+
+
+def test_hooks_of_saved_tensors_and_autocast(traced: list[int]) -> None:
+    model, compiled = told_linear(traced)
+    x, packed = torch.randn(80, 8, dtype=torch.float64), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(1) or t, lambda t: t):
+        compiled(x).sum().backward()
+    assert packed
+    single = copy.deepcopy(model).float()
+    torch._dynamo.reset()
+    compiled = torch.compile(single, backend=backend, dynamic=True)
+    for rows in (67, 71, 90, 80):
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = (run(torch.ones(rows, 8)) for run in (compiled, single))
+        assert found.dtype is expected.dtype is torch.bfloat16
+        torch.testing.assert_close(found, expected)
+        grads = [torch.autograd.grad(one.sum(), list(single.parameters())) for one in (found, expected)]
+        torch.testing.assert_close(*grads, rtol=2e-2, atol=2e-2)
+    assert len(traced) == 6
+
+
+def test_a_write_to_a_result_that_the_backward_reads_is_an_error(traced: list[int]) -> None:
+    weight = torch.randn(3, 3, requires_grad=True)
+    compiled = torch.compile(lambda x, w: (x @ w).tanh(), backend=backend, dynamic=True)
+    for n in (67, 71, 90, 80):
+        result = compiled(torch.ones(n, 3), weight)
+        with torch.no_grad():
+            result.mul_(3)
+        with pytest.raises(RuntimeError, match="inplace"):
+            result.sum().backward()
+    assert len(traced) == 3
+
+
+# --- what goes wrong, and what is known of it ---
+
+
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_a_told_half_that_fails_runs_op_by_op(half: str, traced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, compiled = told_linear(traced)
+    told = halves.Halves.at_another_size
+
+    def spoilt(self: Any, variant: Any, module: Any) -> Any:
+        def broken(*_: Any) -> None:
+            raise RuntimeError("injected")
+
+        setattr(module, half, broken)
+        return told(self, variant, module)
+
+    monkeypatch.setattr(halves.Halves, "at_another_size", spoilt)
+    x = torch.randn(80, 8, dtype=torch.float64)
+    with pytest.warns(UserWarning, match=f"the {half} of a graph of this model runs op by op.*injected"):
+        found = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
+    torch.testing.assert_close(found, torch.autograd.grad(model(x).sum(), list(model.parameters())))
+    assert len(traced) == 3
+
+
+def test_what_torch_does_not_confirm_is_compiled(traced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, compiled = told_linear(traced)
+
+    def denied(*_: Any) -> None:
+        raise other_sizes.NotAlike("injected")
+
+    monkeypatch.setattr(other_sizes, "check", denied)
+    x = torch.randn(80, 8, dtype=torch.float64)
+    torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
+    assert len(traced) == 4
+
+
+def test_the_same_size_otherwise_in_memory_is_compiled(traced: list[int]) -> None:
+    model, compiled = told_linear(traced)
+    for x in (torch.randn(8, 80, dtype=torch.float64).t(), torch.randn(80, 16, dtype=torch.float64)[:, ::2]):
+        torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
+    x = torch.randn(8, 80, dtype=torch.float64).t()
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_two_sizes_that_vary_are_no_line(traced: list[int]) -> None:
+    model = gpt()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for size, length in ((2, 37), (3, 41), (4, 53), (5, 57)):
+        inputs = batch(61, size, length)
+        torch.testing.assert_close(compiled(*inputs), model(*inputs))
+    assert len(traced) == 4
+
+
+@pytest.mark.parametrize("options", [{"memory_budget": 0.5}, {"cuda_graph": True}], ids=["budget", "graphs"])
+def test_programs_of_budgets_and_of_graphs_are_compiled_for_each_size(
+    options: dict[str, Any], traced: list[int]
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 4))
+    compiled = torch.compile(model, backend=backend, dynamic=True, options=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there are no CUDA graphs on a CPU
+        for rows in (67, 71, 90, 80):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert len(traced) == 4
+
+
+def test_a_told_graph_is_a_capture_like_others(traced: list[int]) -> None:
+    model, compiled = told_linear(traced)
+    compiled(torch.randn(80, 8, dtype=torch.float64)).sum().backward()
+    graph = tracefuse.compiled(model)[-1]
+    variant = graph.variant(graph.config).check()
+    assert "f64[80, 6]" in variant.forward.code
+    assert graph.variant(graph.config.changed(fuse=False)).kernels == ()
+    assert {p.name for p in variant.measure(budget_s=0.2).programs} >= {"captured", "optimised"}
+
+
+def test_nothing_is_drawn_while_a_size_is_told(traced: list[int]) -> None:
+    model, compiled = told_linear(traced, nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 4)).double())
+    x = torch.randn(80, 8, dtype=torch.float64)
+    torch.manual_seed(1)
+    first = compiled(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(compiled(x), first)
+    torch.manual_seed(1)
+    torch.testing.assert_close(model(x), first)
+    assert len(traced) == 3
+
+
+def test_a_float_of_the_module_is_part_of_what_a_program_is_made_for(traced: list[int]) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.factor = nn.Parameter(torch.ones(8, dtype=torch.float64)), 0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.weight).sin() * self.factor
+
+    model, compiled = told_linear(traced, Scaled())
+    x = torch.randn(80, 8, dtype=torch.float64)
+    torch.testing.assert_close(compiled(x), model(x))
+    assert len(traced) == 3
+    model.factor = 0.25  # type: ignore[assignment]
+    torch.testing.assert_close(compiled(x), model(x))
+    assert len(traced) > 3

@@ -1,0 +1,153 @@
+"""`overlap` on collectives that a compiled graph issues itself: the laws of every pass, and what each option does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from ranks import Gathering, gathering_graph, needs_gloo
+
+import tracefuse
+from tracefuse.errors import NotSupported
+from tracefuse.optimizers.liveness import peak_bytes
+from tracefuse.optimizers.overlap import Overlap
+from tracefuse.optimizers.overlap.issued import gathers_inputs, is_joined, is_start, is_wait, order_of_collectives
+from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.trace import Trace, phase
+from tracefuse.optimizers.verify import verify
+
+pytestmark = needs_gloo
+RANKS, WIDTH, LAYERS = 4, 32, 4
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"prefetch": 0},
+    {"prefetch": 1},
+    {"prefetch": 2, "reshard": True},
+    {"bucket_mb": 25.0},
+    {"bucket_mb": 2 * 4 * WIDTH * WIDTH / 2**20, "prefetch": 1},
+    {"bucket_mb": 1e-6, "prefetch": 1, "reshard": True},
+    {"reshard": False},
+]
+
+
+@pytest.fixture(scope="module")
+def graph() -> Iterator[tracefuse.CompiledGraph]:
+    """A step of one rank of four, of a group that exchanges nothing, whose layers gather their weights."""
+    with gathering_graph(RANKS, LAYERS, WIDTH) as found:
+        yield found
+
+
+@pytest.fixture
+def trace(graph: tracefuse.CompiledGraph) -> Trace:
+    return graph.trace
+
+
+def applied(trace: Trace, **options: Any) -> tuple[Trace, list[Decision]]:
+    decisions: list[Decision] = []
+    return Overlap(**options).run(trace, decisions.append), decisions
+
+
+def order(trace: Trace, half: str) -> str:
+    """Starts as "s", joined ones as "S", waits as "w", all else as "."."""
+    signs = ((is_joined, "S"), (is_start, "s"), (is_wait, "w"))
+    ops = (node for node in trace.ops if phase(node) == half)
+    return "".join(next((sign for known, sign in signs if known(node)), ".") for node in ops)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_it_keeps_the_laws_of_every_pass(trace: Trace, options: dict[str, Any]) -> None:
+    before = trace.code
+    once, decisions = applied(trace, **options)
+    verify(once)
+    assert trace.code == before, "its input is untouched"
+    again, _ = applied(once, **options)
+    assert again.code == once.code, "it is idempotent"
+    assert all(one.reason for one in decisions)
+    assert (once.inputs, once.outputs) == (trace.inputs, trace.outputs)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_collective_is_waited_for_in_its_own_phase_and_none_twice(trace: Trace, options: dict[str, Any]) -> None:
+    new, _ = applied(trace, **options)
+    for node in filter(is_start, new.ops):
+        (wait,) = node.users
+        assert is_wait(wait)
+        assert phase(wait) == phase(node)
+    for node in filter(is_joined, new.ops):
+        assert all(len(item.users) == 1 and all(map(is_wait, item.users)) for item in node.users)
+
+
+def test_a_gather_is_in_flight_for_as_many_others_as_it_is_prefetched(trace: Trace) -> None:
+    assert order(trace, "forward").startswith("sw")
+    for depth in (0, 1, 2):
+        new, _ = applied(trace, prefetch=depth)
+        starts = [node for node in new.ops if is_start(node) and gathers_inputs(node)]
+        place = {node: at for at, node in enumerate(new.ops)}
+        for at, node in enumerate(starts):
+            (wait,) = node.users
+            meanwhile = [one for one in starts if place[node] < place[one] < place[wait]]
+            assert len(meanwhile) == min(depth, LAYERS - 1 - at)
+
+
+def test_gradients_are_waited_for_behind_the_backward(trace: Trace) -> None:
+    new, decisions = applied(trace)
+    assert order(new, "backward").rstrip("w.").endswith("s")
+    assert order(new, "backward").count("s") == LAYERS
+    assert not set(order(new, "backward").partition("w")[2]) - {"w", "."}
+    assert {one.action for one in decisions} == {"start"}
+
+
+def test_parameters_that_are_gathered_again_are_no_memory_of_the_backward(trace: Trace) -> None:
+    kept, freed = applied(trace)[0], applied(trace, prefetch=0, reshard=True)[0]
+    assert order(freed, "backward").count("s") == LAYERS + LAYERS - 1
+    assert peak_bytes(freed) < peak_bytes(kept)
+
+
+def test_a_rank_whose_other_passes_fail_still_moves_its_collectives(graph: tracefuse.CompiledGraph) -> None:
+    """Those of other ranks, where nothing fails, move as well."""
+
+    @tracefuse.register
+    @dataclass(frozen=True)
+    class Fails:
+        name: ClassVar[str] = "fails"
+
+        def run(self, trace: Trace, decide: Any) -> Trace:
+            raise NotSupported("it never works")
+
+    options, moved = {"overlap": {"prefetch": 1, "bucket_mb": 25.0}}, []
+    try:
+        for fails in (False, True):
+            torch._dynamo.reset()
+            model = Gathering(LAYERS, WIDTH)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                torch.compile(model, backend="tracefuse", options=options | {"fails": fails})(
+                    torch.randn(8, WIDTH)
+                ).sum().backward()
+            said = [str(one.message) for one in told if "a graph of this model" in str(one.message)]
+            assert [one.partition(": ")[0] for one in said] == ["a graph of this model runs with no pass but overlap"][
+                :fails
+            ]
+            (found,) = tracefuse.compiled(model)
+            moved.append(order_of_collectives(found.variant(found.config).trace))
+    finally:
+        tracefuse.unregister("fails")
+    assert moved[0] == moved[1] != order_of_collectives(graph.trace)
+
+
+def test_what_one_rank_has_timed_changes_no_program(graph: tracefuse.CompiledGraph, monkeypatch: Any) -> None:
+    """Ranks whose programs differ would start their collectives in another order."""
+    monkeypatch.setattr(graph, "_timed", ("a kernel that is slower than ATen here",))
+    assert graph.timed == ()
+
+
+def test_buckets_are_as_large_as_is_asked_for(trace: Trace) -> None:
+    two = 2 * 4 * WIDTH * WIDTH / 2**20
+    assert order(applied(trace, bucket_mb=two)[0], "forward").count("S") == LAYERS / 2
+    assert order(applied(trace, bucket_mb=two)[0], "backward").count("S") == LAYERS / 2
+    assert order(applied(trace, bucket_mb=25.0)[0], "forward").count("S") == 1
+    assert "S" not in order(applied(trace, bucket_mb=1e-6)[0], "backward")

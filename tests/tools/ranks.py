@@ -1,0 +1,89 @@
+"""Tests of several ranks: a script under `torchrun`, on gloo or on the GPUs of this machine, or one rank in the test's own
+process, of a group that exchanges nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import tracefuse
+
+needs_gloo = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
+)
+
+two_gpus = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        torch.cuda.device_count() < 2 or not dist.is_nccl_available(), reason="needs two CUDA GPUs and NCCL"
+    ),
+]
+
+
+def torchrun(script: str, processes: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The run of `script`, which it leaves as `ranks.py` in `folder`, in so many processes. It may fail."""
+    path = folder / "ranks.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.run(
+        [*command, str(path), *arguments], check=False, capture_output=True, text=True, timeout=280, cwd=folder
+    )
+
+
+@contextmanager
+def fake_ranks(count: int) -> Iterator[None]:
+    """This process is the first of so many ranks: collectives return at once, and what they give is not defined."""
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", rank=0, world_size=count, store=fake.FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded(model: nn.Sequential) -> nn.Sequential:
+    """The model with `fully_shard` around each of its layers and around itself, over all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+class Gathering(nn.Module):
+    """Layers of which each rank holds a part of the weight: the forward gathers it, and so does a graph of `torch.compile`."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        parts = [torch.randn(width // dist.get_world_size(), width) for _ in range(layers)]
+        self.shards = nn.ParameterList(map(nn.Parameter, parts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        import torch.distributed._functional_collectives as functional
+
+        for shard in self.shards:
+            whole = functional.all_gather_tensor_autograd(shard, 0, dist.group.WORLD)
+            x = nn.functional.gelu(x @ whole)
+        return x
+
+
+@contextmanager
+def gathering_graph(ranks: int = 4, layers: int = 4, width: int = 32) -> Iterator[tracefuse.CompiledGraph]:
+    """The compiled step of one rank, which starts its collectives itself."""
+    with fake_ranks(ranks):
+        torch._dynamo.reset()
+        model = Gathering(layers, width)
+        torch.compile(model, backend="tracefuse")(torch.randn(8, width)).sum().backward()
+        (found,) = tracefuse.compiled(model)
+        yield found
+    torch._dynamo.reset()

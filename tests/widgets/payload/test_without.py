@@ -1,0 +1,131 @@
+"""What stands beside a switch: the difference that the switch makes to the headline, by the headline's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import tracefuse
+from tracefuse.demo import GPT, batch
+from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.trace import Trace
+from tracefuse.variant import Variant
+from tracefuse.widgets.html import to_html
+from tracefuse.widgets.payload.clock import HERE
+from tracefuse.widgets.payload.pack import decode
+from tracefuse.widgets.payload.program import payload
+from tracefuse.widgets.payload.without import foreseen
+from tracefuse.widgets.view.explorer import Explorer
+
+
+def trained() -> Any:
+    """A whole step, whose peak is with the update, of a model in which two modules are trained."""
+    torch.manual_seed(0)
+    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with tracefuse.capture_step(n=2) as captured:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(*data).backward()
+            optimizer.step()
+    return captured
+
+
+def headline(shown: dict[str, Any]) -> dict[str, float]:
+    sizes = {name: shown["summary"][name][1] for name in ("ops", "saved_bytes", "peak_bytes")}
+    return sizes | {"step_us": shown["clock"]["step_us"][1]}
+
+
+def switched_off(shown: Variant, name: str) -> Variant:
+    return shown.under(shown.config.switched(name))
+
+
+@pytest.fixture
+def shown() -> Variant:
+    return trained().optimize()
+
+
+@pytest.mark.parametrize("told_of", [lambda e: None, lambda e: e.show_times_of("L4"), lambda e: e.show_times_of(HERE)])
+def test_a_switch_changes_the_headline_by_what_stands_beside_it(
+    shown: Variant, told_of: Callable[[Explorer], None]
+) -> None:
+    explorer = Explorer(shown, budget_s=0.05)
+    explorer.measure()
+    told_of(explorer)
+    shown = explorer.variant
+    for config in foreseen(shown):
+        shown.under(config).whole  # noqa: B018
+    beside = explorer.held(shown)["passes"]
+    said = {one["name"]: dict(one["without"]) for one in beside if one["changed"]}
+    assert {"decompose", "remat", "fuse"} <= said.keys()
+    kind = explorer.payload["clock"]["kinds"][1]
+    for name, without in said.items():
+        assert without.pop("kind") == ("predicted" if kind == "measured" else kind)
+        assert without == pytest.approx(headline(explorer.held(switched_off(shown, name))), rel=1e-9)
+
+
+def test_what_a_pass_does_in_its_place_is_not_what_its_switch_changes(shown: Variant) -> None:
+    for config in foreseen(shown):
+        shown.under(config).whole  # noqa: B018
+    told = payload(shown)
+    (one,) = [one for one in told["passes"] if one["name"] == "decompose"]
+    assert one["delta_us"] > 0 > headline(told)["step_us"] - one["without"]["step_us"]
+
+
+def test_until_the_other_steps_are_known_nothing_is_said_of_them(shown: Variant) -> None:
+    assert [one["without"] for one in payload(shown)["passes"]] == [None] * 10
+    assert "of the captured step" in next(one["needs"] for one in payload(shown)["passes"] if one["name"] == "freeze")
+
+
+def test_freezing_saves_what_is_said_beside_its_switch(shown: Variant) -> None:
+    (patterns,) = [one["suggests"] for one in payload(shown)["passes"] if one["name"] == "freeze"]
+    frozen = shown.with_config(freeze=patterns)
+    saved = headline(payload(shown))["step_us"] - headline(payload(frozen))["step_us"]
+    needs = next(one["needs"] for one in payload(shown)["passes"] if one["name"] == "freeze")
+    amount, unit = needs.rpartition("would save ")[2].split()
+    assert float(amount) == pytest.approx(saved * {"ns": 1e3, "µs": 1, "ms": 1e-3}[unit], rel=0.02)
+
+
+def test_a_saved_page_knows_what_every_switch_changes(shown: Variant) -> None:
+    held = to_html(shown).partition('<script id="held" type="text/plain">')[2].partition("</script>")[0]
+    first, *others = decode(held)["payloads"]
+    assert all(one["without"] for one in first["passes"] if one["changed"])
+    of = {one["call"]: one for one in others}
+    for one in first["passes"]:
+        if one["changed"]:
+            without = {name: value for name, value in one["without"].items() if name != "kind"}
+            assert without == pytest.approx(headline(of[switched_off(shown, one["name"]).call]), rel=1e-6)
+
+
+def test_a_view_foresees_what_its_switches_change_unless_something_else_is_shown(shown: Variant) -> None:
+    explorer = Explorer(shown)
+    explorer._foresee(lambda: True)
+    assert all(one["without"] is None for one in explorer.payload["passes"])
+    explorer._foresee(lambda: False)
+    assert all((one["without"] is not None) == one["changed"] for one in explorer.payload["passes"])
+    assert "of the captured step" not in next(
+        one["needs"] for one in explorer.payload["passes"] if one["name"] == "freeze"
+    )
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Changes nothing."""
+
+    name: ClassVar[str] = "idle"
+
+    def run(self, trace: Trace, decide: Callable[[Decision], None]) -> Trace:
+        return trace
+
+
+def test_a_pass_that_the_user_registered_is_told_from_ours(shown: Variant) -> None:
+    tracefuse.register(Idle)
+    try:
+        rows = payload(shown.with_config(idle=True))["passes"]
+    finally:
+        tracefuse.unregister("idle")
+    assert [one["name"] for one in rows if one["own"]] == ["idle"]

@@ -1,0 +1,55 @@
+// What to do first: the biggest lever that nobody has pulled yet, with its line, its fix and a button; beside it what comes then.
+
+import { h } from "../parts/dom.js";
+import { codeOf, copyButton, KINDS } from "../parts/widgets.js";
+
+/** @typedef {Payload["sentence"]["actions"][number]} Action */
+
+/** Each in a place of its own. @param {Payload} payload @param {Act} act */
+export function first({ sentence, findings, looked_for: lookedFor, config }, act) {
+  const { actions } = sentence;
+  const [lever, ...left] = actions.filter(({ by }) => by.length === 0);
+  // In the order of their numbers; what passes mend already has none, and comes last.
+  const others = [...left, ...actions.filter(({ by }) => by.length > 0)];
+  const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, `tf-first-${at + 1}`, at + 2, act)));
+  if (lever) return [leverOf(lever, /** @type {Finding} */ (findings.find(({ key }) => key === lever.key)), config, act), then];
+  const nothing = lookedFor.length === 0 ? "This trace was not diagnosed." : `Nothing ${others.length > 0 ? "else is left to mend" : "to mend was found"}; ${lookedFor.length} patterns were looked for.`;
+  return [h("p", { class: "tf-lever tf-note" }, nothing), then];
+}
+
+/** @param {Action} action @param {Finding} finding @param {Config} config @param {Act} act */
+function leverOf(action, finding, config, act) {
+  const { title, key } = action;
+  const [place, line = ""] = finding.source.split("  ");
+  const fix = finding.fix.split("`");
+  return h(
+    "div",
+    { class: "tf-lever", "data-testid": "tf-lever" },
+    h("button", { class: "tf-lever-what", title: `${title}: all that is known of it`, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": "tf-first-0" }, h("b", null, 1), h("span", null, title)),
+    h("span", { class: "tf-lever-place" }, place && h("code", { title: finding.source }, place, h("span", { class: "tf-note" }, ` ${line}`))),
+    worthOf(action),
+    h("span", { class: "tf-lever-fix", title: fix.join("") }, h("span", { class: "tf-label" }, "fix "), fix.map((part, at) => (at % 2 ? h("code", null, part) : part))),
+    apply(finding, config, act),
+  );
+}
+
+/** What does it: the switch of a pass, or else the code to take along. @param {Finding} finding @param {Config} config @param {Act} act */
+function apply(finding, config, act) {
+  const { changes } = finding;
+  const isOn = changes && Object.entries(changes).every(([option, value]) => JSON.stringify(config[option]) === JSON.stringify(value));
+  if (!changes || isOn || !act.holds(changes)) return copyButton(codeOf(finding), "tf-apply", "Copy fix");
+  const names = Object.keys(changes).join(" and ");
+  return h("button", { class: "tf-button tf-primary tf-apply", title: `switch ${names} on, and see what changes`, onclick: () => act.configure(changes), "data-testid": "tf-apply" }, "Apply");
+}
+
+/** @param {Action} action @param {string} id @param {number} number @param {Act} act */
+function card(action, id, number, act) {
+  const { title, worth, key, kind, by } = action;
+  const told = `${by.length > 0 ? `${by.join(" and ")} mends this already: ` : ""}${title}: ${worth}${kind && `, ${kind}`}`;
+  return h("button", { class: `tf-action-card${by.length > 0 ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, by.length > 0 ? `✓ ${by.join(" ")}` : number), h("span", null, title), worthOf(action));
+}
+
+/** @param {Action} action */
+function worthOf({ worth, kind }) {
+  return worth && h("small", { class: "tf-worth" }, kind && h("span", { title: `${kind}: ${KINDS[kind][1]}`, role: "img", "aria-label": kind }, KINDS[kind][0], " "), worth);
+}
