@@ -83,9 +83,9 @@ def scaled_sum(x: Tensor, y: Tensor) -> Tensor:
     return x * 2 + y
 
 
-def _forward_only(call: Callable[[], Any]) -> Callable[[], tuple[Any]]:
-    def forward() -> tuple[Any]:
-        return (call(),)
+def _forward_only(call: Callable[[], Any]) -> Callable[[], tuple[tuple[Any]]]:
+    def forward() -> tuple[tuple[Any]]:
+        return ((call(),),)
 
     return forward
 
