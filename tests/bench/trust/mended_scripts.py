@@ -31,18 +31,22 @@ from scripts.mistakes import MISTAKES, mended
 BENCH = Path(__file__).parents[1]
 
 TURNS = 2
+UNTIL_SHOWN, TIMED = ("--steps", "6"), ("--steps", "40")
+"""Steps of a run under `tracefuse`, which shows the third, and of one that is timed, at whole sizes."""
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--check", action="store_true", help="status 1 where something does not hold")
     arguments = options.parse_args()
-    rows = [_row(script, arguments.small) for script in MISTAKES]
+    rows: list[dict[str, Any]] = []
+    for script in MISTAKES:
+        rows.append(_row(script, arguments.small))
+        write(arguments.out, {"environment": environment(arguments.device), "rows": rows})
     print(aligned([("script", "named", "mended", "a second as written", "mended", "times"), *map(_cells, rows)]))
     for row in rows:
         for told in ("missed", "left"):
             print(f"{row['script']}: {told}: {', '.join(row[told]) or 'nothing'}")
-    write(arguments.out, {"environment": environment(arguments.device), "rows": rows})
     if arguments.check and any(
         row["missed"] or row["left"] or not (arguments.small or row["gain"] > 1) for row in rows
     ):
@@ -78,14 +82,14 @@ def written(script: str, folder: Path) -> tuple[Path, Path]:
 
 
 def _row(script: str, small: bool) -> dict[str, Any]:
-    words = ["--small"] * small
+    shown, timed = [("--small",)] * 2 if small else [UNTIL_SHOWN, TIMED]
     with tempfile.TemporaryDirectory() as folder:
         paths = written(script, Path(folder))
-        found = [findings(path, words) for path in paths]
+        found = [findings(path, shown) for path in paths]
         rates: list[list[float]] = [[], []]
         for _ in range(TURNS):
             for path, told in zip(paths, rates, strict=True):
-                told += _rates(path, words)
+                told += _rates(path, timed)
     before, after = map(statistics.median, rates)
     return {
         "script": script,
