@@ -17,6 +17,7 @@ from tracefuse.collectives.scope import FSDP, group_of, memories_of, peer_of, re
 from tracefuse.collectives.serving import Serving
 from tracefuse.distributed import schemas
 from tracefuse.distributed.operators import WAIT, exchange
+from tracefuse.errors import CaptureError
 from tracefuse.recording.calls import Call, Recording, Value, bound, is_written, values_in
 from tracefuse.recording.operators import facts_of
 
@@ -103,6 +104,11 @@ class _Lowering:
         if schemas.kind_of_exchange(call.func) is not None and facts_of(call.func).exchanges:
             self._exchange(call)
         elif facts_of(call.func).exchanges:
+            if schemas.is_unknown(call.func, call.out_values()):
+                raise CaptureError(
+                    f"{call.func} ({call.origin.source}) exchanges tensors with other processes in a way that tracefuse does "
+                    "not know: what it hands out would be missing in the trace. Capture a part of the program without it."
+                )
             if not schemas.is_wait(call.func) and not call.out_values():
                 name = " ".join(filter(None, (schemas.name_of(call.func).strip("_"), peer_of(call))))
                 self._unshown[name] = self._unshown.get(name, 0) + 1

@@ -1,11 +1,12 @@
 """What each operator of torch's collectives is: its kind, what it sends, what it receives, and whether it waits.
 
+A collective of a new kind is a row of `_KINDS` here and of `KINDS` in `tracefuse.distributed.operators`.
 Source: the schemas of `torch.ops.c10d` and `torch.ops._c10d_functional`; c10d's own do not say which arguments are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch._ops import OpOverload
@@ -46,6 +47,7 @@ _RECEIVED = {"output", "outputs", "output_tensor", "output_tensors", "output_lis
 # Of these one list of tensors is both; they write it although the schema does not say so.
 _ON_THEIR_TENSORS = {"allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "recv_", "recv_any_source_"}
 _ON_THEIR_INPUT = {"all_reduce_", "all_reduce_coalesced_", "broadcast_"}
+_HANDING_ON = {"wait_tensor", "_wrap_tensor_autograd"}  # their result is their argument
 _FUNCTIONAL = {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
 
 
@@ -60,6 +62,11 @@ def kind_of_exchange(func: OpOverload) -> str | None:
 
 def is_wait(func: OpOverload) -> bool:
     return name_of(func) == "wait_tensor"
+
+
+def is_unknown(func: OpOverload, results: Collection[Any]) -> bool:
+    """Whether an operator of these namespaces hands out tensors in a way that this table does not know."""
+    return bool(results) and name_of(func) not in {*_KINDS, *_HANDING_ON}
 
 
 def given(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import tracefuse
+from tracefuse.distributed import schemas
+from tracefuse.errors import CaptureError
 
 
 @pytest.fixture(autouse=True)
@@ -163,3 +166,18 @@ def test_graphs_of_own_modules_within_a_container_are_known(wrapped: Wrap) -> No
     assert graphs == tracefuse.compiled(compiled)
     assert {i.source for i in graphs[0].trace.inputs if i.kind == "parameter"} >= {"up.weight", "down.bias"}
     assert tracefuse.compiled(other) == []
+
+
+@pytest.mark.parametrize("gather", [fc.all_gather_tensor, fc.all_gather_tensor_autograd])
+def test_a_collective_that_nobody_knows_is_refused(
+    gather: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def gathered() -> Tensor:
+        return (gather(torch.ones(3, 4) @ weight, 0, dist.group.WORLD) * 2).sum()
+
+    assert "all_gather" in str(tracefuse.capture(gathered).trace)
+    monkeypatch.delitem(schemas._KINDS, "all_gather_into_tensor")
+    with pytest.raises(CaptureError, match=r"all_gather_into_tensor.*test_one_process.py:\d+.*does not know"):
+        print(tracefuse.capture(gathered).trace)
