@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _module(name: str) -> Any:
-    """The module `tracefuse.NAME`, such as `tracefuse.config`. Raises `AttributeError` where there is none."""
+    """The module of that name in this package, such as `tracefuse.config`. Raises `AttributeError` where there is none."""
     try:
         if name.startswith("_"):
             raise ModuleNotFoundError(name=f"tracefuse.{name}")

@@ -282,7 +282,7 @@ class Variant(Passed):
         `cuda_graph` times replays of this program's CUDA graphs too, as a column of their own. `tune` tries its kernels' block
         sizes first, on top of `budget_s`.
 
-        `peers` are columns beside the two, in the same rounds: names of `tracefuse.measure.peers.PEERS` ("eager",
+        `peers` are columns beside the two, in the same rounds: names of `tracefuse.measure.peer_names.PEERS` ("eager",
         "torch.compile", …), or functions of one's own by name, which run the forward and return what to differentiate. They
         are compiled before the rounds, on top of `budget_s`; one that cannot be stands in `Timing.failed`.
 

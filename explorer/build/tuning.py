@@ -1,7 +1,8 @@
 """Block sizes by trial: each kernel under a few tunings, timed once per GPU and remembered.
 
-The guess (`optimizers.layout`) is near the best for most kernels, so trials are few and only where they can pay: not for
-kernels so small that launching them takes as long, and not for sums of many tensors, whose loop has no block to choose.
+The guess (`tracefuse.optimizers.lowering.layouts`) is near the best for most kernels, so trials are few and only where they
+can pay: not for kernels so small that launching them takes as long, and not for sums of many tensors, whose loop has no block
+to choose.
 
 What is remembered holds for a kernel (its key), a GPU and versions of torch and triton (the folder of the cache), the text
 that the guess gives and the list of candidates: a generator that writes other text is tuned anew.

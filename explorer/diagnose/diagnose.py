@@ -2,7 +2,8 @@
 
     print(variant.findings())
 
-A detector is a function from what is known of a variant (`Case`) to findings; `DETECTORS` lists them. Nothing runs here:
+A detector is a function from what is known of a variant (`Case`) to findings; `DETECTORS` lists them, with those of
+`tracefuse.lint`, and `tracefuse.findings.kinds` has a row for each kind that they find. Nothing runs here:
 the trace, its times (measured where somebody measured, else a roofline's), what the capture knows besides and the
 environment are enough, so that all of it works without a GPU. A finding's severity is the share of the step that it is
 worth: "high" from a fifth, "medium" from a twentieth, and below a hundredth it is none, but for those that stop the GPU.

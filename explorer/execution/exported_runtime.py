@@ -1,4 +1,4 @@
-"""What every exported file ends with; its text below the mark is copied, never imported.
+"""What every exported file has behind its program; its text below the mark is copied, never imported.
 
 The names in capitals, `forward`, `backward` and their captured twins are defined above it in an exported file.
 

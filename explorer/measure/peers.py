@@ -10,7 +10,7 @@ itself what to save. `tests/bench/trust/peers.py` times that beside the model it
 `eager`: it calls the recorded operators of both halves with no autograd between.
 
 Peers that the user brings are functions of nothing that run the forward and return what to differentiate, or
-`tracefuse.measure.rounds.Program`s.
+`tracefuse.execution.program.Replays`.
 
 Private names, seen on torch 2.11, 2.13 and 2.15: `torch._dynamo.mark_static_address`.
 """

@@ -2,7 +2,8 @@
 
 A finding's severity is the share of the window that the GPU was idle by its cause, as of all findings: "high" from a fifth,
 "medium" from a twentieth, none below a hundredth. Launch latency, waits between streams, and the window's edges are no
-findings: the table of the timeline has them.
+findings: the table of the timeline has them. Which range or frame is a loader, a checkpoint or logging is told by its name
+(`tracefuse.timeline.named`).
 """
 
 from __future__ import annotations

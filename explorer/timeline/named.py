@@ -1,4 +1,4 @@
-"""What ranges and frames of Python say by their names of why the host launches nothing: it loads, saves, or logs. Pure.
+"""What ranges and frames of Python say by their names of why the host launches nothing: it loads, saves, or logs.
 
 A range is what `record_function` or NVTX named: DataLoader's `enumerate(DataLoader)#…__next__`, Lightning's
 `[pl][profile]…`, one of the user's own. A frame is `torch/serialization.py(943): save`, where Python stacks were recorded.

@@ -1,6 +1,8 @@
 """What the exported file of a whole step has beside `tracefuse.execution.exported_runtime`; its text below the mark is copied.
 
-The names in capitals, `forward`, `backward`, `update` and their captured twins are defined above it in an exported file.
+The names in capitals, `forward`, `backward`, `update` and their captured twins are defined above it in an exported file. No
+line here knows one optimizer from another: which numbers may change from step to step is said in `tracefuse.training.rates`,
+and which steps are refused in `tracefuse.training.refusals`.
 """
 
 # ruff: noqa: F821

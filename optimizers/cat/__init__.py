@@ -38,20 +38,20 @@ R3  a sum of zero-padded values is one concatenation. The backward of chunk, sli
     with a number commute with padding, so they are applied to the pieces. A floating-point sum may be added in another
     order.
 
-R4  pointwise ops and views of a concatenation are a concatenation of those of its parts (`optimizers/cat_pushes.py`):
+R4  pointwise ops and views of a concatenation are a concatenation of those of its parts (`pushes.py`):
 
         a, b = cat([p, q], d).exp().split(…, d)             a = p.exp();  b = q.exp()
         y = cat([p, q], d).permute(…).contiguous()          y = cat([p.permute(…), q.permute(…)], d')
 
-R5  a reduction of a concatenation is a concatenation, or a sum, of those of its parts (`optimizers/cat_readers.py`):
+R5  a reduction of a concatenation is a concatenation, or a sum, of those of its parts (`readers.py`):
 
         y = cat([p, q], d).sum(e)                           y = cat([p.sum(e), q.sum(e)], d')
         y = cat([p, q], d).sum(d)                           y = p.sum(d) + q.sum(d)
 
 The gradient of a packed projection, a concatenation of attention's dq, dk and dv, is written by attention's backward itself
-where the machine can (`optimizers/packed_attention.py`).
+where the machine can (`packed_attention.py`).
 
-A stack is a concatenation along a new axis, and nested ones are one (`optimizers/cat_forms.py`).
+A stack is a concatenation along a new axis, and nested ones are one (`forms.py`).
 
 A sweep tries R1 and R2 on every op, then R3 on every sum, and R4 and R5 where those change nothing. Sweeps go on until nothing
 changes, since the sum of two pieces may again be a sum of padded values. No rule writes more bytes than it found. What was

@@ -15,7 +15,7 @@ And one is pushed through the views before a copy, being a copy itself. So ends 
     y = cat([dq.unsqueeze(0).permute(1, 3, 0, 2, 4), …], 2)
 
 Any other pointwise reader is left alone: `fuse` has one kernel for it and the concatenation, in which each part is computed
-and stored straight into its slice (`optimizers/blocking.py`). It moves the same bytes, in one launch.
+and stored straight into its slice (`optimizers/kernels/blocking.py`). It moves the same bytes, in one launch.
 """
 
 from __future__ import annotations

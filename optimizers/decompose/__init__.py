@@ -2,9 +2,9 @@
 
     losses   cross-entropy, negative log-likelihood, log-softmax                                                    `losses`
     units    activations of several results or halves                                           `formulas.composites`
-    extrema  the backward of `max` and `min` along a dimension: a comparison instead of zeros and a scatter        `extrema`
+    extrema  the backward of `max` and `min` along a dimension: a comparison instead of zeros and a scatter        `backwards`
     norms    batch norm, instance norm and group norm and their backwards: statistics, and what is pointwise        `norms`
-    unread   the backward of a pool, which reads the type of its forward's operand alone                            `unread`
+    unread   the backward of a pool, which reads the type of its forward's operand alone                            `backwards`
     biases   a convolution's bias and its gradient: an addition, and a sum                                   `convolutions`
 
 It is for traces that are fused afterwards: without kernels the composites move fewer bytes.

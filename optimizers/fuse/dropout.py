@@ -1,9 +1,9 @@
 """Dropout made ready for fusion: its numbers are drawn, as 16 bytes, before its kernel, and its mask is never stored.
 
     before   dropout, mask = aten.native_dropout(x, 0.1, True)          aten.native_dropout_backward(g, mask, 1.11)
-    after    state, = tracefuse.draw_dropout([4], device=cuda:0)
-             mask = tracefuse.dropout_mask(state, …)                    made again in every kernel that reads it
-             dropout = tracefuse.apply_dropout(x, mask, 1.11)           aten.native_dropout_backward(g, mask, 1.11)
+    after    state, = draw_dropout([4], device=cuda:0)
+             mask = dropout_mask(state, …)                              made again in every kernel that reads it
+             dropout = apply_dropout(x, mask, 1.11)                     aten.native_dropout_backward(g, mask, 1.11)
 
 What the forward saves for the backward is then the state. The draws of dropouts that follow each other, with no other draw
 on that GPU between them, are one op where the first of them stood; as the rows of one table they are one copy to the GPU,

@@ -39,7 +39,7 @@ may be computed again in each of them (`between`). It is that which makes a deep
 A dropout's result is a product of its operand and its mask, and recomputed as that; the mask is saved, of one byte per
 element, and never drawn again (`dropout_products`). What the captured program recomputes itself, as under
 `torch.utils.checkpoint`, stays recomputed: it is never saved, and recomputed a second time only where a pin or a budget
-drops more than the checkpoint does (`checkpoints`).
+drops more than the checkpoint does (`forward`).
 
 With a `memory_budget` the cut above is taken if it saves no more. If it saves more, the budget decides instead, and the
 factors have no say: of all cuts that save at most so many bytes it takes the one whose recomputing takes the fewest seconds

@@ -8,9 +8,10 @@ rate is recomputed at every smaller one. So the cuts of all rates are the corner
 and the one sought is the last corner within the budget: the line through a corner on either side of the budget gives
 the next rate to try, until there is no corner between.
 
-Seconds are those of the program with kernels, by a roofline (`fused_seconds`). Layers that are alike have corners at one
-rate, and would all be recomputed at once; a small tilt sets them apart, in an order that halves the gaps between those that
-are kept (the bits of their number reversed), since a long gap between checkpoints is what takes memory to recompute.
+Seconds are those of the program with kernels, by a roofline (`fused_seconds` of `forecast.py`). Layers that are alike have
+corners at one rate, and would all be recomputed at once; a small tilt sets them apart, in an order that halves the gaps
+between those that are kept (the bits of their number reversed), since a long gap between checkpoints is what takes memory to
+recompute.
 
 Recomputing more saves bytes, but what is recomputed lives until its last reader. Once all that is kept is read by long
 chains, the static peak rises again. `meet` therefore compares the cuts of other budgets too, tenth by tenth: where the one

@@ -2,7 +2,8 @@
 
 A time is that of one call in the mean, on the clock of the view (`tracefuse.widgets.payload.clock`): Triton's kernels and the
 operators that a library computes are rows of one table, which sums to the step. What was measured is set beside what the same
-GPU does at best, measured (`tracefuse.measure.peaks`), else beside the datasheet where that GPU's is known.
+GPU does at best, measured (`tracefuse.measure.peaks`), else beside the datasheet where that GPU's is known. A
+figure here is shown by a column of `widgets/js/kernels/panel.js`.
 """
 
 from __future__ import annotations
