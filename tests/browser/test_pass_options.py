@@ -157,6 +157,18 @@ def test_names_that_are_refused_stay_where_they_were_typed(page: Page) -> None:
     expect(field).to_have_value("nothing.*")
 
 
+@pytest.mark.parametrize("field", ["tf-freeze", "tf-option-trimmed-level"])
+def test_enter_takes_what_was_typed_before_the_panel_was_drawn_anew(page: Page, field: str) -> None:
+    page.get_by_test_id("tf-options-trimmed").click()
+    page.get_by_test_id(field).fill("2")
+    page.evaluate("set('status', {...state.status})")
+    expect(page.get_by_test_id(field)).to_be_focused()
+    expect(page.get_by_test_id(field)).to_have_value("2")
+    page.keyboard.press("Enter")
+    expected = {"tf-freeze": {"freeze": ["2"]}, "tf-option-trimmed-level": {"trimmed": {"level": "2"}}}
+    assert sent(page) == [expected[field]], "it is sent once"
+
+
 def test_a_pass_of_the_users_own_is_a_switch(page: Page, press: Callable[[Locator], None]) -> None:
     press(page.get_by_test_id("tf-toggle-trimmed"))
     page.evaluate("show(2)")

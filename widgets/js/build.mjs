@@ -64,16 +64,17 @@ async function packed(text) {
 const letters = "${LETTERS}";
 const packed = "${written(bytes)}";
 const data = new Uint8Array(${bytes.length});
-for (let at = 0, from = 0, bits = 0, count = 0; at < data.length; from += 2) {
-  bits = (bits << 13) | (letters.indexOf(packed[from]) * 91 + letters.indexOf(packed[from + 1]));
+let at = 0, from = 0, bits = 0, count = 0;
+const digit = () => letters.indexOf(packed[from++]);
+while (at < data.length) {
+  bits = (bits << 13) | (digit() * 91 + digit());
   for (count += 13; count > 7; bits &= (1 << count) - 1) data[at++] = bits >> (count -= 8);
 }
-const stream = new Blob([data]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
-const url = URL.createObjectURL(new Blob([await new Response(stream).text()], { type: "text/javascript" }));
-const view = await import(url);
+const text = await new Response(new Blob([data]).stream().pipeThrough(new DecompressionStream("deflate-raw"))).text();
+const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+export const { default: view, mountPage } = await import(url);
+export default view;
 URL.revokeObjectURL(url);
-export default view.default;
-export const mountPage = view.mountPage;
 `;
 }
 

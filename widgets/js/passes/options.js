@@ -117,14 +117,29 @@ function freezeOption(one, config, open, act) {
   const patterns = (config.freeze ?? []).join(", ");
   // What waits for an answer may be refused, and what was typed stays then.
   if (!("waits" in one) && split(open.typed.freeze ?? "").join() === (config.freeze ?? []).join()) delete open.typed.freeze;
-  const type = (/** @type {any} */ e) => (open.typed.freeze = e.target.value);
-  const change = (/** @type {any} */ e) => act.configure({ freeze: split(e.target.value) });
+  const typed = typing("freeze", patterns, open, (text) => act.configure({ freeze: split(text) }));
   return h(
     "label",
-    { class: "tf-option", title: !act.live ? NOT_HELD : "names or globs of parameters whose gradients are not wanted, separated by commas" },
+    { class: "tf-option", title: !act.live ? NOT_HELD : "parameters to freeze: names or globs, separated by commas" },
     "names",
-    h("input", { type: "text", value: open.typed.freeze ?? patterns, placeholder: one.suggests.join(", ") || "h.*.mlp.*", spellcheck: "false", disabled: !act.live, oninput: type, onchange: change, "data-testid": "tf-freeze" }),
+    h("input", { ...typed, placeholder: one.suggests.join(", ") || "h.*.mlp.*", disabled: !act.live, "data-testid": "tf-freeze" }),
   );
+}
+
+/**
+ * A field of text that keeps what was typed while the panel is drawn anew; Enter takes it then too, where no browser sees a change.
+ * @param {string} name @param {string | boolean} value @param {Open} open @param {(text: string) => void} change
+ */
+function typing(name, value, open, change) {
+  const take = (/** @type {any} */ { target }) => target.taken !== target.value && change((target.taken = target.value));
+  return {
+    type: "text",
+    spellcheck: "false",
+    value: open.typed[name] ?? value,
+    oninput: (/** @type {any} */ e) => (open.typed[name] = e.target.value),
+    onchange: take,
+    onkeydown: (/** @type {any} */ e) => void (e.key === "Enter" && take(e)), // false would keep the key from the field
+  };
 }
 
 /** @param {string} text */
@@ -161,13 +176,9 @@ function labelled(one, option, config, open, act) {
       ? h("input", { ...shared, type: "checkbox", checked: option.value, onchange: (/** @type {any} */ e) => change(e.target.checked) })
       : h("input", {
           ...shared,
-          type: "text",
+          ...typing(typed, option.value, open, (text) => change(text.trim() || option.default)),
           inputmode: option.kind === "number" ? "decimal" : "text",
-          spellcheck: "false",
-          value: open.typed[typed] ?? option.value,
           placeholder: String(option.default || "none"),
-          oninput: (/** @type {any} */ e) => (open.typed[typed] = e.target.value),
-          onchange: (/** @type {any} */ e) => change(e.target.value.trim() || option.default),
         });
   return h("label", { class: "tf-option", title: act.live ? null : NOT_HELD }, h("span", { class: "tf-option-name" }, option.name), control);
 }
