@@ -99,8 +99,8 @@ def check_alone(trace: Trace) -> None:
     if found is not None:
         raise ExportError(
             f"{found.name} ({line_of(found)}) exchanges tensors with other processes, and a compiled step would be given what "
-            "they sent when it was recorded. Compile the module itself, before `DistributedDataParallel` or `fully_shard` "
-            "wraps it; measuring and replaying need no other process."
+            "they sent when it was recorded. Compile the module itself, before `DistributedDataParallel`, `fully_shard` "
+            "or `parallelize_module` wraps it; measuring and replaying need no other process."
         )
 
 

@@ -19,6 +19,7 @@ aten = torch.ops.aten
 
 _Late = Sequence[tuple[Output, fx.Node]]
 NAMED = 5  # of the values that go beyond one step
+ON_PACKED = ": `states = states._replace(data=dropout(states.data))` on a PackedSequence"
 
 
 def check_one_step(variant: Optimised) -> None:
@@ -73,10 +74,11 @@ def _check_dropout(trace: Trace) -> None:
     for node in trace.ops:
         given = arguments(node) if node.target is aten._cudnn_rnn.default else {}
         if given and given["train"] and given["dropout"] != 0:
+            is_packed = bool(given["batch_sizes"])
             raise ExportError(
                 f"{node.name} drops out between its layers from a state of cuDNN's own, which it moves unseen: another run of "
-                "the same step drops other numbers. Give the recurrent net `dropout=0`, and put `nn.Dropout` between nets of "
-                "one layer."
+                "the same step drops other numbers. Take a net of one layer for each layer, with `dropout=0`, and "
+                f"`nn.Dropout` between them{is_packed * ON_PACKED}."
             )
 
 

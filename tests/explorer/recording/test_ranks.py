@@ -146,7 +146,7 @@ for name in sys.argv[1:]:
         c.optimize().compile()
         raise AssertionError("compiled what other processes sent")
     except tracefuse.TracefuseError as error:
-        assert "before `DistributedDataParallel` or `fully_shard` wraps it" in str(error), error
+        assert "before `DistributedDataParallel`, `fully_shard` or `parallelize_module` wraps it" in str(error), error
     c.save(f"{rank}.tfz", inputs=True)
     loaded = tracefuse.load(f"{rank}.tfz")
     assert all(map(torch.equal, loaded.replay(), c.replay())), name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -158,8 +158,11 @@ def packing_kernels() -> Iterator[None]:
         yield
 
 
-def packed_step(weights: list[Tensor], x: Tensor, flatten: bool, dropout: float = 0.0) -> Tensor:
-    """What `nn.RNN` does on a GPU, in a forward that calls `flatten_parameters()` or does not."""
+def packed_step(
+    weights: list[Tensor], x: Tensor, flatten: bool, dropout: float = 0.0, sizes: Sequence[int] = ()
+) -> Tensor:
+    """What `nn.RNN` does on a GPU, in a forward that calls `flatten_parameters()` or does not; `sizes` are those of the
+    batches of a PackedSequence."""
     with torch.no_grad():
         if flatten:
             torch._cudnn_rnn_flatten_weight(weights, 2, 4, 1, 4, 0, 1, False, False)
@@ -167,7 +170,7 @@ def packed_step(weights: list[Tensor], x: Tensor, flatten: bool, dropout: float 
         hidden = torch.zeros(1)
         state = torch.zeros(8, dtype=torch.uint8) if dropout else None
         net = 1, 4, 0, 1, False, dropout, dropout > 0
-        out = torch._cudnn_rnn(x, weights, 2, buffer, hidden, None, *net, False, [], state)
+        out = torch._cudnn_rnn(x, weights, 2, buffer, hidden, None, *net, False, sizes, state)
         return out[0].sum() if dropout else (out[0] * out[4].sum()).sum()
 
 
@@ -183,12 +186,15 @@ def test_packed_weights_are_the_weights(packing_kernels: None, flatten: bool) ->
     assert torch.equal(c.replay()[0], packed_step(weights, x, False))
 
 
-def test_dropout_of_a_recurrent_net_is_refused_with_what_to_do(packing_kernels: None) -> None:
+@pytest.mark.parametrize(("sizes", "said"), [((), r"between them\.$"), ((2, 1), r"data=dropout\(states\.data\)")])
+def test_dropout_of_a_recurrent_net_is_refused_with_what_to_do(
+    packing_kernels: None, sizes: Sequence[int], said: str
+) -> None:
     """It moves a state of cuDNN's own and no generator of torch's."""
     flat = torch.randn(32)
     weights, x = [flat[:16].view(4, 4), flat[16:].view(4, 4)], torch.randn(3, 4)
-    c = tracefuse.capture(packed_step, weights, x, False, 0.5)
+    c = tracefuse.capture(packed_step, weights, x, False, 0.5, sizes)
     (net,) = (node for node in c.trace.ops if "_cudnn_rnn" in str(node.target))
     assert not draws(net)
-    with pytest.raises(ExportError, match=r"state of cuDNN's own.*dropout=0.*nn.Dropout"):
+    with pytest.raises(ExportError, match=r"state of cuDNN's own.*one layer.*dropout=0.*nn\.Dropout.*" + said):
         c.optimize().source  # noqa: B018
