@@ -9,7 +9,8 @@ cache's size is read before it. Read, not written, since what was written would 
 expense. While the GPU does that, the host has time to queue the run, so that no trial measures the host.
 
 Inputs are random, as the captured ones may be gone: of the captured shapes, strides and dtypes, from a generator of their
-own. Integers are valid indices of whatever they index.
+own. Integers are valid indices of whatever they index. Where a kernel computes its indices (`cumsum(mask) * mask + 1`) they
+are small, and ATen's ops are left out where the indices are still out of range: they would end the process's work on the GPU.
 
 The GPU may be working for others too. So the times are medians of interleaved rounds, and good for comparing these tunings
 with each other and with ATen's ops, which get the same inputs, not as the time of the kernel: `measure` and the profiler tell
@@ -28,15 +29,16 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from tracefuse.build.kernels import preload
 from tracefuse.build.modules import module_of, unload
 from tracefuse.device.clocks import Clock, CudaClock
 from tracefuse.optimizers.facts import span
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.lowering.gathers import index_bound
+from tracefuse.optimizers.lowering.gathers import index_bound, indices_of
 from tracefuse.optimizers.lowering.layouts import Tuning
-from tracefuse.optimizers.trace import val
+from tracefuse.optimizers.trace import Trace, val
 
 ROUNDS = 15
 MIN_ROUNDS = 3
@@ -50,6 +52,8 @@ MAX_SPILLED = 32
 
 INTEGERS_BELOW = 100
 """The bound of integers that index nothing."""
+SMALL_BELOW = (2, 1)
+"""The bounds of integers that are tried where indices computed of larger ones are out of range."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +118,9 @@ class Bench:
 
 
 def _aten_run(kernel: Kernel, inputs: Sequence[torch.Tensor]) -> list[Callable[[], Any]]:
-    """The run of a kernel's ATen ops; none where eager has no such ops, or their intermediate results do not fit."""
-    if not is_of_aten(kernel):
+    """The run of a kernel's ATen ops; none where eager has no such ops, an index that they compute is out of range, or their
+    intermediate results do not fit."""
+    if not is_of_aten(kernel) or not has_valid_indices(kernel.body, inputs):
         return []
     run = functools.partial(kernel, *inputs)
     try:
@@ -184,9 +189,32 @@ def _hopeful(times_ms: Sequence[Sequence[float]]) -> list[int]:
 
 def random_inputs(kernel: Kernel, device: torch.device | str) -> list[torch.Tensor]:
     """A tensor on `device` for each of the kernel's parameters, which leaves all of torch's generators as they are."""
-    generator = torch.Generator(device).manual_seed(0)
     bound = index_bound(kernel.body) or INTEGERS_BELOW
-    return [_random(placeholder, bound, device, generator) for placeholder in kernel.body.placeholders]
+    for below in (bound, *SMALL_BELOW):
+        generator = torch.Generator(device).manual_seed(0)
+        inputs = [_random(placeholder, below, device, generator) for placeholder in kernel.body.placeholders]
+        if has_valid_indices(kernel.body, inputs):
+            break
+    return inputs
+
+
+def has_valid_indices(body: Trace, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether all indices that a kernel's body computes of `inputs` are in range: computed op by op, up to one that is not."""
+    computed = [index for node in body.ops for index, _, _ in indices_of(node) if index.op != "placeholder"]
+    needed = set(computed)
+    while computed:
+        before = set(computed.pop().all_input_nodes) - needed
+        needed |= before
+        computed += before
+    values: dict[fx.Node, Any] = dict(zip(body.placeholders, inputs, strict=True))
+    for node in body.ops:
+        chosen = [(values[index], low, end) for index, low, end in indices_of(node) if index in needed]
+        if not all(bool(((index >= low) & (index < end)).all()) for index, low, end in chosen):
+            return False
+        if node in needed:
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return True
 
 
 def _random(placeholder: fx.Node, bound: int, device: torch.device | str, generator: torch.Generator) -> torch.Tensor:

@@ -107,15 +107,25 @@ def gather_refusal(node: fx.Node) -> str | None:
 
 def index_bound(body: Trace) -> int | None:
     """The number below which every index of a kernel's body is valid, in whatever it chooses; None where it has none."""
-    sizes = [shape_of(node.args[0])[dim] for node in body.ops if node.target in GATHERS for dim in _gathered_dims(node)]  # type: ignore[arg-type]
-    others = (known(node) for node in body.ops for known in (places_indexed, places_written))
-    return min([*sizes, *filter(None, others)], default=None)
+    return min((size for node in body.ops for _, _, size in indices_of(node)), default=None)
 
 
-def _gathered_dims(node: fx.Node) -> list[int]:
+def indices_of(node: fx.Node) -> list[tuple[fx.Node, int, int]]:
+    """The tensors of indices that an op of a kernel chooses by, each with the least valid one and the first behind all."""
+    if node.target in GATHERS:
+        return [(index, -size if node.target is aten.index.Tensor else 0, size) for index, size in _gathered(node)]
+    size = places_indexed(node) or places_written(node)
+    return [] if size is None else [(arguments(node).get("indices", arguments(node).get("index")), 0, size)]
+
+
+def _gathered(node: fx.Node) -> list[tuple[fx.Node, int]]:
+    """The tensors of indices of a gather, each with the size of the dimension that it chooses in."""
+    args, shape = arguments(node), shape_of(node.args[0])  # type: ignore[arg-type]
     if node.target is aten.index.Tensor:
-        return [dim for dim, _ in _given_indices(node)]
-    return [0 if node.target is aten.embedding.default else arguments(node)["dim"] % len(shape_of(node.args[0]))]  # type: ignore[arg-type]
+        return [(index, shape[dim]) for dim, index in _given_indices(node)]
+    if node.target is aten.embedding.default:
+        return [(args["indices"], shape[0])]
+    return [(args["index"], shape[args["dim"] % len(shape)])]
 
 
 def is_table_of(node: fx.Node, user: fx.Node) -> bool:

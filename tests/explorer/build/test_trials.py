@@ -15,7 +15,7 @@ from kernels import kernel_of
 from triton import OutOfResources
 
 from tracefuse.build import trials
-from tracefuse.build.trials import Bench, medians_ms, random_inputs
+from tracefuse.build.trials import Bench, has_valid_indices, medians_ms, random_inputs
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 
 aten = torch.ops.aten
@@ -69,6 +69,63 @@ def test_inputs_have_the_captured_layout_and_valid_indices() -> None:
         all(t.isfinite().all() for t in kernel(*made) if isinstance(kernel(*made), tuple))
         or kernel(*made).isfinite().all()
     )
+
+
+def positions(table: torch.Tensor, count: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """Of tokens, as M2M100 and Speech2Text look them up: padding is at the place of its own."""
+    return table.index_select(0, (count * keep + 1).view(-1)) * 2
+
+
+def before(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return aten.embedding(table, ids - 7) * 2
+
+
+def rounded(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return table[(places * 100).long()] * 2
+
+
+def last(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return table[-ids - 1] * 2
+
+
+IDS = torch.arange(6).view(2, 3)
+
+
+def test_indices_that_a_kernel_computes_are_valid_too() -> None:
+    """A GPU that asserts ends the program that was being compiled."""
+    kernel = kernel_of(positions, rand(7, 5), IDS, IDS % 2)[0]
+    made = random_inputs(kernel, "cpu")
+    chosen = [one for one in made if one.dtype is torch.int64]
+    assert {one.max().item() for one in chosen} == {1}
+    assert has_valid_indices(kernel.body, made)
+    assert kernel(*made).isfinite().all()
+    assert not has_valid_indices(kernel.body, [one + 3 if one.dtype is torch.int64 else one for one in made])
+
+
+def test_an_index_from_the_end_is_valid() -> None:
+    kernel, given = kernel_of(last, rand(7, 5), IDS)
+    (ids,) = (one for one in random_inputs(kernel, "cpu") if one.dtype is torch.int64)
+    assert ids.max() > 1
+    assert has_valid_indices(kernel.body, given)
+    assert not has_valid_indices(kernel.body, [one + 7 if one is IDS else one for one in given])
+
+
+@pytest.mark.parametrize(("run", "given"), [(before, IDS), (rounded, rand(2, 3))])
+def test_atens_ops_are_not_run_where_no_small_integers_make_valid_indices(
+    run: Callable[..., torch.Tensor], given: torch.Tensor, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = kernel_of(run, rand(7, 5), given)[0]
+    with pytest.raises(IndexError):
+        kernel(*random_inputs(kernel, "cpu"))
+    launched = SimpleNamespace(
+        **{kernel.name: lambda *inputs: None}, __name__="launched"
+    )  # a GPU's reads nothing outside
+    monkeypatch.setattr(trials, "module_of", lambda kernel, tuning: launched)
+    monkeypatch.setattr(trials, "unload", lambda module: None)
+    monkeypatch.setattr(trials, "preload", lambda *given: [])
+    trial = bench.trial(kernel, [GUESS])
+    assert trial.aten_ms is None
+    assert trial.times_ms == {GUESS: 1.0}
 
 
 # --- a bench ----------------------------------------------------------------------------------------------------------
