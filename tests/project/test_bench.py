@@ -341,6 +341,29 @@ def test_people(tmp_path: Path) -> None:
     assert "more than 0.01 s, at " in printed
 
 
+BESIDE_AOT = """
+from cases import people_trial
+from cases.people_trial import Row, _beside_aot
+
+def raises(*given):
+    raise RuntimeError("device-side assert triggered")
+
+people_trial._run = raises
+for name in ("focal", "gradient penalty"):
+    row = Row(name, "", "cpu", backend="raised")
+    _beside_aot(row, None, 1e-9, {})
+    print(row.backend, row.backend_reason)
+"""
+
+
+def test_people_is_not_misled_by_an_assertion_on_a_gpu() -> None:
+    """What raises under our backend alone counts as ours, though nothing runs in that process any more."""
+    done = subprocess.run([sys.executable, "-c", BESIDE_AOT], cwd=BENCH, capture_output=True, text=True, check=True)
+    ours, torchs = done.stdout.strip().splitlines()
+    assert ours.strip() == "raised"
+    assert torchs.startswith("torch.compile raises RuntimeError: torch.compile with aot_autograd")
+
+
 def test_recorder(tmp_path: Path) -> None:
     found, printed = run("overhead/recorder.py", tmp_path, "--budget", "0.2")
     (cost,) = found["costs"].values()

@@ -11,6 +11,7 @@ backend     the same program under `torch.compile(backend="tracefuse")`, beside 
 from __future__ import annotations
 
 import math
+import os
 import random
 import subprocess
 import sys
@@ -56,6 +57,7 @@ MORE_RUNS = 8
 ROUNDING = torch.finfo(DTYPE).eps
 """By which a run under the recorder may differ though those of eager repeat themselves; the row says so, and is not exact."""
 OURS = {Path(room.__file__).parent for room in (tracefuse, tracefuse.optimizers)}
+SAID = "aot_eager: "
 EXPORTED_ONCE = Path(__file__).with_name("exported_once.py")
 
 Seen = dict[str, Tensor]
@@ -379,14 +381,37 @@ def _judged(seen: Seen, expected: Seen, tolerance: float, allowed: Mapping[str, 
 
 def _beside_aot(row: Row, seen: Seen | None, tolerance: float, allowed: Mapping[str, float]) -> None:
     """Whether autograd's own backend raises or differs from eager alike, as where it draws other numbers."""
+    if seen is None:
+        if said := _raised_alone(row):
+            row.backend, row.backend_reason = DYNAMO, said
+        return
     try:
         others = _kept(_run(row, _compiled("aot_eager")))
-    except Exception as error:
-        if seen is None:
-            row.backend, row.backend_reason = DYNAMO, _text(error)
-        return
-    if seen is not None and _judged(seen, others, tolerance, allowed)[0] != WRONG:
+    except Exception:
+        return  # ours is wrong and did not raise: it stays so
+    if _judged(seen, others, tolerance, allowed)[0] != WRONG:
         row.backend = AS_AOT
+
+
+def _raised_alone(row: Row) -> str:
+    """What `aot_eager` raises in a fresh process, "" where it runs: in this one all raises after an assertion on a GPU."""
+    asked = f"from cases.people_trial import say_of_aot; say_of_aot({row.program!r}, {row.device!r})"
+    around = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=EXPORTED_S, env=around)
+    return done.stdout.rpartition(SAID)[2].strip()
+
+
+def say_of_aot(name: str, device: str) -> None:
+    """Print what the program raises under `aot_eager`, or nothing, behind `SAID`."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(DTYPE)
+    try:
+        _run(Row(name, PROGRAMS[name].kind, device), _compiled("aot_eager"))
+        said = ""
+    except Exception as error:
+        said = _text(error)
+    sys.stdout.write(f"{SAID}{said}\n")
 
 
 @contextmanager
