@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import fx
 
+from tracefuse.optimizers.facts import storage_id, storages
 from tracefuse.optimizers.gc_pause import uncollected
-from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, phase
+from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, phase, tensors
 
 
 @uncollected()
@@ -82,9 +85,39 @@ def joined(joint: Trace, update: Trace, handed: Mapping[str, Output]) -> Trace:
     for node in (*joint.placeholders, *own, *joint.ops):
         new[node] = copy_node(graph, node, new)
     new |= {p: new[node] for p, node in same.items() if node is not None}
+    homes = _homes(same)
     for node in update.ops:
-        new[node] = copy_node(graph, node, new)
+        copy = new[node] = copy_node(graph, node, new)
+        if not homes.keys().isdisjoint(storages(node)):
+            copy.meta["val"] = _moved(node.meta["val"], homes)
     pairs = [*joint.output_pairs, *update.output_pairs]
     graph.output(tuple(new[node] for _, node in pairs))
     kinds = {entry.name: entry for entry in update.inputs}
     return Trace(graph, (*joint.inputs, *(kinds[p.name] for p in own)), tuple(out for out, _ in pairs))
+
+
+_Homes = dict[int, list[tuple[torch.Tensor, torch.Tensor]]]
+"""By the memory of an update's inputs: each, and what it is in the joint program."""
+
+
+def _homes(same: Mapping[fx.Node, fx.Node | None]) -> _Homes:
+    found: _Homes = {}
+    for mine, theirs in same.items():
+        for old, new in zip(tensors(mine), tensors(theirs) if theirs is not None else (), strict=False):
+            found.setdefault(storage_id(old), []).append((old, new))
+    return found
+
+
+def _moved(value: Any, homes: _Homes) -> Any:
+    """What an op of the update yields, where it lies in the memory of the joint program's values."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(_moved(one, homes) for one in value)
+    pairs = homes.get(storage_id(value)) if isinstance(value, torch.Tensor) else None
+    if not pairs:
+        return value
+    old, new = next((pair for pair in pairs if pair[0] is value), pairs[0])
+    if value is old or value.dtype != new.dtype:
+        return new if value is old else value
+    return new.as_strided(
+        value.shape, value.stride(), new.storage_offset() + value.storage_offset() - old.storage_offset()
+    )

@@ -22,6 +22,7 @@ from tracefuse.measure.overlapped import on_mesh
 from tracefuse.optimizers.liveness import lifetimes, peak_bytes
 from tracefuse.optimizers.overlap.links import mesh
 from tracefuse.optimizers.overlap.schedule import is_of_ranks
+from tracefuse.optimizers.trace import phase
 from tracefuse.widgets.payload.clock import modelled_clock
 
 pytestmark = needs_gloo
@@ -79,6 +80,20 @@ def test_parameters_that_are_kept_are_memory_of_the_backward(capture: LoadedCapt
     gathered = {life.nbytes for life in lifetimes(kept.whole) if life.kind == "saved"}
     assert max(gathered) >= 4 * 4 * WIDTH * WIDTH, "a weight, as it was gathered"
     assert peak_bytes(kept.whole) > peak_bytes(freed.whole)
+
+
+def test_an_update_in_place_takes_no_memory_of_its_own(capture: LoadedCapture) -> None:
+    trace = capture.optimize().whole_in_place
+    first = next(at for at, node in enumerate(trace.ops) if phase(node) == "update")
+    assert any("_fused_adamw_" in str(node.target) for node in trace.ops[first:])
+    assert max((life.nbytes for life in lifetimes(trace) if life.start >= first), default=0) <= 4
+    last = sum(life.nbytes for life in lifetimes(trace) if life.end == len(trace.ops) - 1)
+    parameters = sum(life.nbytes for life in lifetimes(trace) if life.name in sharded_names(capture))
+    assert last == pytest.approx(4 * parameters, rel=0.01), "parameters, gradients and two moments"
+
+
+def sharded_names(capture: LoadedCapture) -> set[str]:
+    return {entry.name for entry in capture.trace.inputs if entry.kind == "parameter"}
 
 
 def test_each_point_is_what_its_own_trace_comes_to(frontier: Frontier, capture: LoadedCapture) -> None:
