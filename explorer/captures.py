@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.config.configuration import Config
 from tracefuse.distributed.operators import why_never_again
+from tracefuse.distributed.together import together as exchanging
 from tracefuse.errors import CaptureError, ReplayError, SessionError
 from tracefuse.execution.replay import replayed
 from tracefuse.optimizers.freeze.costs import FrozenCosts, frozen_costs
@@ -141,14 +143,16 @@ class Capture(Variants):
             raise CaptureError("the program has no gradients: call `loss.backward()` in it, and capture it again.")
         return frozen_costs(self.trace, (patterns,) if isinstance(patterns, str) else tuple(patterns), self.datasheet)
 
-    def replay(self) -> tuple[torch.Tensor, ...]:
+    def replay(self, together: bool = False) -> tuple[torch.Tensor, ...]:
         """Run the captured program again op by op: the outputs in the order of `trace.outputs`, then of `update.outputs`,
-        bit for bit those of the run. Raises `ReplayError` for a graph that exchanges tensors with other processes whenever it
-        runs."""
+        bit for bit those of the run. Collectives are answered from the recording; with `together`
+        they exchange tensors once more, for which all ranks of the job have to call this. Raises `ReplayError` for a collective
+        that is not exchanged once more, and for a graph that exchanges tensors with other processes whenever it runs."""
         if why := why_never_again(self.trace):
             raise ReplayError(why)
         update = self.program.update
-        return replayed(self.program) + (() if update is None else replayed(update))
+        with exchanging() if together else nullcontext():
+            return replayed(self.program) + (() if update is None else replayed(update))
 
     def findings(self) -> Findings:
         """What makes the program slow or large as it ran: `Variant.findings` without a word on passes."""

@@ -208,12 +208,22 @@ def test_every_rank_is_captured_with_its_collectives(tmp_path: Path) -> None:
     assert of_model == ["all_gather", "reduce_scatter"] * 2
 
 
-def test_four_ranks_in_two_dimensions(tmp_path: Path) -> None:
-    said = said_by(SCRIPT, 4, tmp_path, "fsdp and tensor parallel")
-    assert [
-        {tuple(ranks) for kind, ranks, _ in said[rank, "fsdp and tensor parallel"][0] if kind == "all_gather"}
-        for rank in range(4)
-    ] == [{(0, 2)}, {(1, 3)}, {(0, 2)}, {(1, 3)}]
+def test_so_is_every_one_of_four_ranks_also_in_two_dimensions(tmp_path: Path) -> None:
+    both = "fsdp and tensor parallel"
+    said = said_by(SCRIPT, 4, tmp_path, "ddp", "fsdp", "tensor parallel", both)
+    assert len(said) == 4 * 4
+    for (_, name), (exchanged, _) in said.items():
+        if name in EXCHANGED:
+            of_model = [(kind, serves) for kind, _, serves in exchanged if name != "fsdp" or kind != "all_reduce"]
+            assert of_model == EXCHANGED[name], name
+        if name != both:
+            assert all(ranks == [0, 1, 2, 3] for _, ranks, _ in exchanged)
+    assert [{tuple(ranks) for kind, ranks, _ in said[rank, both][0] if kind == "all_gather"} for rank in range(4)] == [
+        {(0, 2)},
+        {(1, 3)},
+        {(0, 2)},
+        {(1, 3)},
+    ]
 
 
 COMPILED = """

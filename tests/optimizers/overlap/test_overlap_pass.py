@@ -73,8 +73,7 @@ for name in sys.argv[1:]:
     model.zero_grad()
     capture = tracefuse.capture(step)
     expected = capture.replay()
-    with together():
-        exchanged = capture.replay()
+    exchanged = capture.replay(together=True)
     as_recorded = all(map(torch.equal, expected, exchanged))
     for choice in CHOICES:
         off = tracefuse.Config.off()
