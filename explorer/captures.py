@@ -145,9 +145,9 @@ class Capture(Variants):
 
     def replay(self, together: bool = False) -> tuple[torch.Tensor, ...]:
         """Run the captured program again op by op: the outputs in the order of `trace.outputs`, then of `update.outputs`,
-        bit for bit those of the run. Collectives are answered from the recording; with `together`
-        they exchange tensors once more, for which all ranks of the job have to call this. Raises `ReplayError` for a collective
-        that is not exchanged once more, and for a graph that exchanges tensors with other processes whenever it runs."""
+        bit for bit those of the run. Collectives are answered from the recording; with `together` they exchange tensors once
+        more, for which all ranks of the job have to call this. Raises `ReplayError` for a collective that is not exchanged
+        once more, and for a graph that exchanges tensors with other processes whenever it runs."""
         if why := why_never_again(self.trace):
             raise ReplayError(why)
         update = self.program.update

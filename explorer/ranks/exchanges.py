@@ -130,13 +130,14 @@ def _is_one(record: Record) -> bool:
 
 
 @cache
-def _kind(said: str) -> str:
+def kind_said(said: str) -> str:
+    """The kind of collective that a name or an operator says."""
     return next((name for name, pattern in KINDS if pattern.search(said)), "collective")
 
 
 def _row(record: _Record) -> tuple[Any, ...]:
     arguments = record.args or _Arguments()
-    kind = _kind(str(arguments.kind or record.name))
+    kind = kind_said(str(arguments.kind or record.name))
     size = _ITEM_SIZES.get(str(arguments.dtype or _first(arguments.types)).lower(), 0)
     count = max(_whole(arguments.sent), _whole(arguments.received), _product(arguments.dims))
     sequence = _whole(arguments.sequence if arguments.sequence is not None else arguments.old_sequence, -1)

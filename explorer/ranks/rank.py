@@ -16,7 +16,7 @@ from tracefuse.profiling.attribution import Costs
 from tracefuse.profiling.run import Run
 from tracefuse.ranks.exchanges import Exchanges
 from tracefuse.ranks.memories import Peak
-from tracefuse.ranks.started import ENGINE, HOOK, Fsdp, before
+from tracefuse.ranks.started import ENGINE, HOOK, Fsdp, asked_of_gloo, before
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.host_calls import by_thread
 from tracefuse.timeline.spans import NONE, Interval, Piece, Spans
@@ -263,9 +263,25 @@ class Rank:
         pairs = zip(self.exchanges.start_ns.tolist(), self.exchanges.end_ns.tolist(), strict=True)
         return np.array([at.get(pair, NONE) for pair in pairs], np.int64)
 
+    @cached_property
+    def _asking(self) -> np.ndarray:
+        """The call that asked for each collective, of gloo the operator that did, or `NONE`."""
+        found, exchanges = self._calls.copy(), self.exchanges
+        if not self.has_gpu:
+            for number, kind in enumerate(exchanges.kinds):
+                own = np.flatnonzero((exchanges.kind == number) & (found == NONE))
+                rows = asked_of_gloo(self.events, kind, exchanges.start_ns[own])
+                found[own[: len(rows)]] = rows
+        return found
+
+    @cached_property
+    def _saying(self) -> np.ndarray:
+        """The record of each collective that belongs to a module and a line; gloo's own are on threads that know neither."""
+        return self._rows if self.has_gpu else np.where(self._asking == NONE, self._rows, self._asking)
+
     def line_of_call(self, row: int) -> str:
         """The function of the user's that started a collective."""
-        at = self._rows[row]
+        at = self._saying[row]
         return self.whose(np.array([at]))[0][2] if at != NONE else ""
 
     def module_of(self, row: int) -> str:
@@ -274,10 +290,10 @@ class Rank:
 
     @cached_property
     def _modules(self) -> list[str]:
-        is_known = self._rows != NONE
-        found = iter(self.whose(self._rows[is_known]))
+        is_known = self._saying != NONE
+        found = iter(self.whose(self._saying[is_known]))
         modules = [next(found)[1] if known else "" for known in is_known.tolist()]
-        calls = self._calls.tolist()
+        calls = self._asking.tolist()
         return [one or ("" if call == NONE else self._behind(call)) for one, call in zip(modules, calls, strict=True)]
 
     def _behind(self, call: int) -> str:
@@ -304,10 +320,10 @@ class Rank:
 
     @cached_property
     def _phases(self) -> list[str]:
-        is_known = self._calls != NONE
-        outermost = np.full(len(self._calls), NONE, np.int64)
-        outermost[is_known] = self.run.host.operators_of(self._calls[is_known])
+        is_known = self._asking != NONE
+        outermost = np.full(len(self._asking), NONE, np.int64)
+        outermost[is_known] = self.run.host.operators_of(self._asking[is_known])
         names = ["" if row == NONE else self.events.name_at(row) for row in outermost.tolist()]
-        pairs = zip(names, self._calls.tolist(), strict=True)
+        pairs = zip(names, self._asking.tolist(), strict=True)
         is_backward = (name.startswith(ENGINE) or (name and self._fsdp.is_backward(call)) for name, call in pairs)
         return [name and ("backward" if back else "forward") for name, back in zip(names, is_backward, strict=True)]

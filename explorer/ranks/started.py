@@ -1,7 +1,8 @@
 """For which module a collective was started, and in which phase, where the operator that started it belongs to no module.
 
 FSDP2 says the module in a range of its own ("FSDP::post_backward_reduce (blocks.0)"). DDP starts a bucket in the hook of the
-gradient that completes it, right behind the backward of the module that has this gradient's parameter. Pure.
+gradient that completes it, right behind the backward of the module that has this gradient's parameter. Gloo does what it was
+asked for in that order, on threads of its own. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracefuse.ranks.exchanges import kind_said
 from tracefuse.timeline.columns import Events
 from tracefuse.timeline.host_calls import by_thread
+
+_OPERATOR = re.compile(r"c10d::")
+_BY_GLOO = {"all_reduce": {"all_reduce", "reduce_scatter"}}
+"""What is asked of gloo by the kind of its range, where that is another one: it reduces all, and then scatters."""
 
 HOOK = "AccumulateGrad"
 ENGINE = "autograd::engine"
@@ -61,3 +67,16 @@ def before(events: Events, rows: np.ndarray, modules: list[str], call: int) -> s
         if events.resource[row] == thread and modules[at]:
             return modules[at] if events.name_at(row).startswith(ENGINE) else ""
     return ""
+
+
+def asked_of_gloo(events: Events, kind: str, starts_ns: np.ndarray) -> np.ndarray:
+    """The operators that asked for gloo's collectives of a kind, which began at `starts_ns`, in that order. Empty where the
+    records do not say: an operator is missing, or begins behind what it asked for."""
+    rows = np.flatnonzero(events.named(_OPERATOR.match) & ~events.on_gpu & ~events.is_range)
+    rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
+    kinds = _BY_GLOO.get(kind, {kind})
+    rows = np.array([row for row in rows.tolist() if kind_said(events.name_at(row)) in kinds], np.int64)[
+        : len(starts_ns)
+    ]
+    is_told = len(rows) == len(starts_ns) and bool((events.start_ns[rows] <= starts_ns).all())
+    return rows if is_told else rows[:0]

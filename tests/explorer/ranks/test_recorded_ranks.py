@@ -144,7 +144,8 @@ def check_exchanges(ranks: Ranks, kinds: set[str], is_gpu: bool) -> None:
     assert all(set(call.rows) == {0, 1} for call in of_model)
     if is_gpu:
         assert all(call.nbytes > 0 and call.dtype and "[0, 1]" in call.group for call in of_model)
-        assert any(module for _, module, _ in ranks.exposed_by_module())
+    started = {(kind, phase) for kind, module, phase in ranks.exposed_by_module() if module}
+    assert started >= {("all_gather", "forward")} if "all_gather" in kinds else {("all_reduce", "backward")}
     for split in ranks.splits:
         assert split.transfer_ns > 0
         assert min(split.waiting_ns.values()) == 0
