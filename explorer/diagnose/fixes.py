@@ -17,13 +17,22 @@ from torch import fx
 
 from tracefuse.assembly.draws import undisturbed
 from tracefuse.assembly.program import CapturedProgram, Inputs, pinned_among
-from tracefuse.diagnose.retype import Place, conversions_back, is_conversion, only_dtype, retyped
+from tracefuse.diagnose.retype import (
+    Place,
+    computed_once,
+    conversions_back,
+    is_conversion,
+    left_out,
+    only_dtype,
+    retyped,
+)
 from tracefuse.errors import FixError
+from tracefuse.execution.updates import UpdateTensors
 from tracefuse.findings.finding import Finding, Fix, FixKind
 from tracefuse.measure.rounds import IsCancelled, Progress, check_arguments, compiling
-from tracefuse.measure.side_by_side import replays, same_program, timed
+from tracefuse.measure.side_by_side import behind, replays, same_program, timed
 from tracefuse.measure.switched import Switched
-from tracefuse.measure.timing import Difference, Estimate, Timing, shown, verdict
+from tracefuse.measure.timing import Difference, Estimate, Timing, negated, shown, verdict
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.ops import readers
 from tracefuse.optimizers.trace import Trace, phase, val
@@ -35,8 +44,8 @@ NO_GPU = "it needs the CUDA GPU that the program ran on, and torch sees none: op
 
 @dataclass(frozen=True)
 class Trial:
-    """What a replay says of a fix. `timing` has the programs "as it is" and "fixed"; both times are of whole steps. `note` is
-    what to know before reading them."""
+    """What a replay says of a fix. `timing` has the programs "as it is" and "fixed"; both times are of whole steps, without an
+    update where the fix is not one of passes. `note` is what to know before reading them."""
 
     fix: Fix
     timing: Timing
@@ -49,6 +58,11 @@ class Trial:
     @property
     def after_ms(self) -> Estimate:
         return self.timing.program(AFTER).times_ms["step"]
+
+    @property
+    def gained_ms(self) -> Estimate:
+        """What the fixed program takes less, by the rounds in which both ran."""
+        return negated(self.timing.program(AFTER).excess_ms["step"])
 
     @property
     def ratio(self) -> Estimate:
@@ -202,6 +216,8 @@ _CHANGES: dict[FixKind, Callable[[Trace, tuple[str, ...]], Trace]] = {
     "pinned input": _pinned_input,
     "pinned gradient": _pinned_gradient,
     "as cast": _as_cast,
+    "left out": left_out,
+    "computed once": computed_once,
 }
 
 
@@ -228,7 +244,10 @@ def try_fix(
         raise FixError(f"{fix.does}: it changes nothing here, the program stays the same")
     report = compiling(progress, is_cancelled)
     both = {BEFORE: variant, AFTER: mended}
-    programs = {name: replays(one.compile(progress=report), one) for name, one in both.items()}
+    programs = {name: replays(one.halves(progress=report), one) for name, one in both.items()}
+    if mended.program is variant.program and variant.program.update is not None:
+        updates = UpdateTensors(variant.program)
+        programs = {name: behind(updates, one, programs[name], report) for name, one in both.items()}
     with undisturbed(mended.program.example_inputs):
         timing = timed(variant, programs, None, progress, budget_s, is_cancelled)
     return Trial(fix, timing, " ".join(timing.notes))

@@ -10,7 +10,7 @@ from torch import fx
 from tracefuse.assembly.unshown import GROWING, SHRUNK, Dropped
 from tracefuse.findings.finding import Case, Finding
 from tracefuse.measure.op_times import roofline_of
-from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, roofline_seconds
 from tracefuse.optimizers.freeze.costs import frozen_costs, unread_seconds
 from tracefuse.optimizers.freeze.narrowing import output_nbytes, switchable_outputs, unread_outputs
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, origin, val
@@ -149,7 +149,11 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
     if not wasteful:
         return
     peaks = roofline_of(case.trace)
-    us = 1e6 * sum(unread_seconds(n, peaks) for n in wasteful)
+    # Of an op's own time what a roofline gives to the part.
+    us = sum(case.us([n]) * unread_seconds(n, peaks) / roofline_seconds(n, peaks) for n in wasteful)
+    how = f"modelled: roofline of the {peaks.source}"
+    if case.times.is_measured:
+        how = f"predicted: {case.times.provenance}, the part of it {how}"
     frozen = sorted({source for n in wasteful for source in _frozen_parameters(case.trace, n)})
     computed = sum(output_nbytes(val(n)[i]) for n, unread in wasteful.items() for i in unread)
     whose = ("of", f"{counted(len(frozen), 'frozen parameter')}: {', '.join(frozen[:3])}") if frozen else None
@@ -162,10 +166,10 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
         ops,
         case.trace.twins.get(ops[0], ops[0]),
         "`freeze` switches off what the operators can leave out",
-        f"at most {time_text(us)} of {time_text(case.step_us)} a step, {share_text(us, case.step_us)} "
-        f"({case.beside_step(f'modelled: roofline of the {peaks.source}')})",
+        f"about {time_text(us)} of {time_text(case.step_us)} a step, {share_text(us, case.step_us)} ({how})",
         {"freeze": []},
-        kind="modelled",
+        kind="predicted" if case.times.is_measured else "modelled",
+        worth_us=us,
     )
 
 

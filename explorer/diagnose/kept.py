@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import fx
 
 from tracefuse.findings.finding import Case, Finding
+from tracefuse.lint.spared import with_kernels
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import Peaks, packet_name
 from tracefuse.optimizers.facts import storages
@@ -92,6 +93,8 @@ def _finding(case: Case, found: Needless, saved: int, part: float, source: str) 
         f"{time_text(spared_us)} a step (modelled: roofline of the {source})",
         {"remat": 1.0, "fuse": True},
         kind="modelled",
+        worth_us=spared_us,
+        fixes=with_kernels(case, {"remat": 1.0, "fuse": True}, spared_us),
     )
 
 

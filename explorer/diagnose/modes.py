@@ -112,6 +112,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
         f"at most {time_text(spared)} of {time_text(whole)} a step, {share_text(spared, whole)} ({source})",
         kind="predicted" if is_measured else "modelled",
         code=_TF32,
+        worth_us=spared,
     )
 
 

@@ -45,6 +45,7 @@ def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
             "and copy its .grad into pinned memory",
             worth,
             kind="modelled",
+            worth_us=us,
             bars=_bars(case, node, copy),
             fixes=_leaf_fixes(leaf, gpu) if leaf else (),
         )
@@ -130,6 +131,7 @@ def inputs_moved_each_step(case: Case) -> Iterator[Finding]:
             worth,
             said="at most {}",
             kind="modelled",
+            worth_us=us,
             fixes=_move_fixes(case, inputs, target) if inputs else (),
         )
 

@@ -10,10 +10,13 @@ from torch import fx
 from tracefuse.diagnose.retype import only_dtype
 from tracefuse.findings.finding import Case, Finding, Fix, dtype
 from tracefuse.lint.facts import parameters_of, parts_of
+from tracefuse.lint.spared import one_by_one, spared_by_kernels, with_kernels
+from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
-from tracefuse.optimizers.costs.cost import bytes_moved, is_allocation, op_class
-from tracefuse.optimizers.ops import behind_views, does_work, grouped
-from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
+from tracefuse.optimizers.costs.cost import bytes_moved
+from tracefuse.optimizers.ops import behind_views, grouped
+from tracefuse.optimizers.pad import readers_of, take_losing, worth
+from tracefuse.optimizers.trace import human_bytes, is_on_gpu, line_of, nbytes, origin, val
 from tracefuse.recording.operators import LOADER
 from tracefuse.tables.folding import folded_paths, name_of, work
 
@@ -63,9 +66,10 @@ def concatenations(case: Case) -> Iterator[Finding]:
             (("bytes", human_bytes(sum(map(nbytes, empty)))),),
             empty,
             empty[0],
-            "leave the empty part out; `cat` does",
+            "leave the empty part out; `simplify` does",
             case.us(empty),
-            {"cat": True},
+            {"simplify": True, "cat": True},
+            fixes=_without(empty),
         )
     for half in ("backward", "forward"):
         nodes = [n for n in cats if case.half[n] == half and n not in empty]
@@ -82,7 +86,15 @@ def concatenations(case: Case) -> Iterator[Finding]:
             "let the producers write into one buffer: `cat` with `fuse` does",
             us,
             {"cat": True, "fuse": True},
+            fixes=with_kernels(case, {"cat": True, "fuse": True}),
         )
+
+
+def _without(cats: Sequence[fx.Node]) -> tuple[Fix, ...]:
+    """The program that reads the one part that is not empty, where each of these concatenations has one."""
+    if any(sum(val(part).numel() > 0 for part in parts_of(n)) != 1 for n in cats):
+        return ()
+    return (Fix("left out", f"{_count(cats).partition(' copi')[0]} left out", tuple(n.name for n in cats)),)
 
 
 def _count(cats: Sequence[fx.Node]) -> str:
@@ -91,16 +103,7 @@ def _count(cats: Sequence[fx.Node]) -> str:
 
 def unfused_pointwise(case: Case) -> Iterator[Finding]:
     """Pointwise ops and reductions that run one by one: each reads and writes what the next one reads again."""
-    nodes = [
-        n
-        for n in case.trace.ops
-        if does_work(n)
-        and n not in case.not_on_a_gpu
-        and op_class(n) in ("pointwise", "reduction")
-        and not is_allocation(n)
-        and work(n) != "device copy"
-    ]
-    us = case.us(nodes)
+    nodes, us = one_by_one(case), spared_by_kernels(case)
     if case.severity(us) is not None and len(nodes) > 1:
         folds = folded_paths(case.trace)
         module, share = _largest_part(case, nodes, lambda n: name_of(n, folds))
@@ -119,7 +122,6 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
             "compute each run of them in one kernel: `fuse` does",
             us,
             {"fuse": True},
-            "at most {}",
         )
 
 
@@ -128,7 +130,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     tf32 = case.program.environment.get("tf32") == "True"
     nodes = [n for n in case.trace.ops if n not in case.not_on_a_gpu and _on_tensor_cores(n, tf32) and _odd_width(n)]
     for (width, wide), group in grouped(nodes, _odd_width).items():
-        us, multiple = case.us(group), ALIGNED_BYTES // val(group[0]).element_size()
+        (us, is_padded), multiple = _spared_by_padding(case, group), ALIGNED_BYTES // val(group[0]).element_size()
         yield from case.finding(
             "unaligned-matmul",
             case.severity(us),
@@ -139,9 +141,22 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
             f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model (a vocabulary: "
             f"set vocab_size={wide}; the added classes are never targets)",
             us,
-            {"pad": True},
-            "part of {}",
+            {"pad": True} if is_padded else None,
         )
+
+
+def _spared_by_padding(case: Case, matmuls: Sequence[fx.Node]) -> tuple[float, bool]:
+    """The microseconds that matmuls take beyond padded ones, with copies for those that `pad` finds worth that; whether there
+    is any of these."""
+    peaks, gaining = roofline_of(case.trace), {n: wide for n in matmuls if (wide := unaligned(n))}
+    take_losing(gaining, lambda one: one.after_s < one.before_s, peaks)
+    readers = readers_of(gaining)
+    found = {n: worth(n, wide, readers, peaks) for n in matmuls if (wide := unaligned(n))}
+    after_s = {n: one.after_s if n in gaining else one.padded_s for n, one in found.items()}
+    us = {n: case.us([n]) - 1e6 * after_s[n] for n in found}
+    if not (case.times.is_measured and is_on_gpu(case.trace)):  # times of another clock than the model's
+        us = {n: case.us([n]) * (1 - after_s[n] / one.before_s) for n, one in found.items()}
+    return sum(max(0.0, one) for one in us.values()), bool(gaining)
 
 
 def _on_tensor_cores(node: fx.Node, tf32: bool) -> bool:

@@ -1,4 +1,5 @@
-"""Retyping makes the same program for inputs on another device, or of another dtype, than those it was captured with.
+"""Retyping makes the same program for inputs on another device, or of another dtype, than those it was captured with, and
+without ops of its own: casts and copies that need not be.
 
     moved = _to_copy(x, device="cuda:0")            x is on cuda:0: the move, and the gradient's way back, are gone
     h = mm(moved, w)                                h = mm(x, w)
@@ -10,7 +11,7 @@ copies where somebody can. What the program cannot do with such inputs is refuse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from tracefuse.optimizers.rewrite import (
     refresh_views,
     replace_value,
 )
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, phase, val
+from tracefuse.optimizers.trace import Trace, call, eliminate_dead_code, nbytes, phase, val
 from tracefuse.optimizers.verify import verify
 
 aten = torch.ops.aten
@@ -52,17 +53,92 @@ def retyped(trace: Trace, places: Mapping[str, Place]) -> Trace:
         _place(node, place)
     for copy, place in back.items():
         copy.kwargs = {**copy.kwargs, **place._asdict()}
-    changed = {*inputs, *back}
+    _follow(new, {*inputs, *back}, back)
+    return _finished(new)
+
+
+def left_out(trace: Trace, names: Collection[str]) -> Trace:
+    """`trace` without the ops of these names: what reads one reads its first operand instead, as that lies and in its dtype,
+    of a `repeat` a view, of a concatenation the one part that is not empty. Inputs among the names get the dtype of the first
+    op's operand, so that a norm's weights follow it, and cotangents that of their results.
+
+    Raises `NotSupported` for what is returned, or written to, and for ops that cannot take such operands.
+    """
+    new = trace.copy()
+    mark_overwritten(new)
+    nodes = [new.node(name) for name in names]
+    ops = [node for node in nodes if node.op != "placeholder"]
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    for node in inputs:
+        _place(node, Place(val(node).device, val(ops[0].args[0]).dtype))  # type: ignore[arg-type]
+    read = {_instead(node) for node in ops}
+    _follow(new, {*inputs, *read})
+    _follow(new, _cotangents(new))
+    return _finished(new)
+
+
+def _cotangents(new: Trace) -> set[fx.Node]:
+    """The cotangents of results that have another dtype now, which they get too."""
+    dtypes = {out.of: val(node).dtype for out, node in new.output_pairs if out.kind == "result"}
+    of = {node: dtypes.get(entry.source) for entry, node in new.input_pairs if entry.kind == "cotangent"}
+    found = {node: dtype for node, dtype in of.items() if dtype not in (None, val(node).dtype)}
+    for node, dtype in found.items():
+        _place(node, Place(val(node).device, dtype))  # type: ignore[arg-type]
+    return set(found)
+
+
+def _instead(node: fx.Node) -> fx.Node:
+    """What is read once the op is left out, by all that read the op."""
+    if any(user.op == "output" for user in node.users):
+        raise NotSupported(f"{node.name} is returned: whoever called the program reads it as it is")
+    source = node.args[0]
+    if node.target is aten.cat.default:
+        (source,) = (part for part in source if val(part).numel())  # type: ignore[union-attr]
+    assert isinstance(source, fx.Node)
+    if is_overwritten(source):
+        raise NotSupported(f"the program overwrites {source.name}, which is what {node.name} keeps apart")
+    if node.target is aten.repeat.default:
+        with node.graph.inserting_before(node):
+            source = call(node, aten.expand.default, source, list(val(node).shape))
+    node.replace_all_uses_with(source)
+    return source
+
+
+def computed_once(trace: Trace, names: Sequence[str]) -> Trace:
+    """`trace` in which values are read where they were computed first: `names` are pairs of one and of the earlier one.
+
+    Raises `NotSupported` where one cannot stand for the other.
+    """
+    new = trace.copy()
+    mark_overwritten(new)
+    for again, first in zip(names[::2], names[1::2], strict=True):
+        one, other = new.node(again), new.node(first)
+        if reason := replace_value(one, other, may_keep=max(1, nbytes(other))):
+            raise NotSupported(f"{again} stays: {reason}")
+    return _finished(new)
+
+
+def _follow(new: Trace, changed: set[fx.Node], anew: Collection[fx.Node] = ()) -> None:
+    """Type what reads a `changed` value, and the ops `anew`, and drop conversions that convert nothing any more."""
     for node in new.ops:
-        if node in back or any(operand in changed for operand in node.all_input_nodes):
+        if node in anew or any(operand in changed for operand in node.all_input_nodes):
+            if node.target in _OF_DTYPES:
+                node.args = (*node.args[:3], val(node.args[1]).dtype)  # type: ignore[arg-type]
             if _evaluate(node):
                 changed.add(node)
             if is_conversion(node) and _place_of(node) == _place_of(node.args[0]):
                 replace_value(node, node.args[0])  # type: ignore[arg-type]
+
+
+def _finished(new: Trace) -> Trace:
     eliminate_dead_code(new.graph)
     refresh_views(new.graph)
     verify(new)
     return new
+
+
+_OF_DTYPES = (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+"""Operators that are told the dtype of what they are the gradient of."""
 
 
 def is_conversion(node: fx.Node) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.program import Stepped
-from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Severity
+from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Fix, Severity
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, grouped, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin
@@ -33,7 +33,7 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
         if any(name.startswith("aten._fused_") for name in called):
             continue
         us, least, moved = update.us(nodes), _least_bytes(update.trace, nodes), sum(map(bytes_moved, nodes))
-        spared_us = us * max(0.0, 1 - least / moved) if moved else 0.0
+        spared_us = _spared_us(update, nodes)
         by_lists = sum("_foreach_" not in name for name in called) <= len(step.group_of)
         how = "list by list" if by_lists else "tensor by tensor"
         if not nodes:
@@ -78,6 +78,19 @@ def _fix(step: Stepped, by_lists: bool) -> str:
     return passes + (lists if "foreach" in options and not by_lists else "")
 
 
+def _in_one_launch(case: Case, nodes: Sequence[fx.Node]) -> tuple[Fix, ...]:
+    """The pass that updates all parameters in a few launches, which read once and write once; none where that is done."""
+    spared_us = _spared_us(case, nodes)
+    fix = Fix("passes", "with optimizer_step", changes={"optimizer_step": True}, worth_us=spared_us)
+    return (fix,) if case.severity(spared_us) is not None else ()
+
+
+def _spared_us(update: Case, nodes: Sequence[fx.Node]) -> float:
+    """What the ops take beyond one pass over what they read, and over what they leave."""
+    moved = sum(map(bytes_moved, nodes))
+    return update.us(nodes) * max(0.0, 1 - _least_bytes(update.trace, nodes) / moved) if moved else 0.0
+
+
 def share_of_the_update(case: Case) -> Iterator[Finding]:
     """The update, from unscaling to averages, where it takes a twentieth of the step and more: a remark until a fifth,
     since all of it is seldom spared, and a remark where the optimizers are fused, since then little is."""
@@ -108,4 +121,5 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
         us,
         {"optimizer_step": True},
         "part of {}",
+        fixes=_in_one_launch(case, nodes),
     )

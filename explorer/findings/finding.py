@@ -36,19 +36,20 @@ class Bar:
     provenance: str
 
 
-FixKind = Literal["on device", "pinned input", "pinned gradient", "as cast", "passes"]
+FixKind = Literal["on device", "pinned input", "pinned gradient", "as cast", "left out", "computed once", "passes"]
 
 
 @dataclass(frozen=True)
 class Fix:
-    """What a replay can test: `kind` names the change (`tracefuse.diagnose.fixes`), `does` says it, `of` are the names
-    of the inputs or
-    ops that it changes, `changes` the options of "passes"."""
+    """What a replay can test: `kind` names the change (`tracefuse.diagnose.fixes`), `does` says it, `of` are the names of the
+    inputs or ops that it changes, `changes` the options of "passes". `worth_us` is what it is predicted to gain where that is
+    more than its finding is about, since passes work on all ops."""
 
     kind: FixKind
     does: str
     of: tuple[str, ...] = ()
     changes: dict[str, Any] | None = None
+    worth_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Finding:
     `values` the names of the ops that it is about, `source` the line of the user's program, `worth` what the fix gains and
     how that is known, `changes` the options that try it, if a pass can. `kind` is "measured", "predicted" or "modelled", as
     the time in `worth` is, and "" where it has none; `left_kind` is that of what passes leave.
+
+    `worth_us` are the microseconds of a step that `worth` speaks of, None where it speaks of none.
 
     `code` is the fix as it is pasted, one statement or several, where it is code and not words about it.
 
@@ -81,6 +84,7 @@ class Finding:
     left_kind: str = ""
     mended_by: tuple[str, ...] = ()
     code: str = ""
+    worth_us: float | None = None
 
     def __post_init__(self) -> None:
         if self.id not in KINDS:
@@ -177,17 +181,20 @@ class Case:
         changes: dict[str, Any] | None = None,
         said: str = "{}",
         kind: str = "",
+        worth_us: float | None = None,
         **more: Any,
     ) -> Iterator[Finding]:
         """The finding about `ops`, none without a `severity`. `at` is its line, or the op whose line it is. `worth` is in
-        microseconds of the step, told within `said`, or in words, of which `kind` is that of their time."""
+        microseconds of the step, told within `said`, or in words, of which `kind` and `worth_us` are those of their time."""
         if severity is None:
             return
         if not isinstance(worth, str):
-            worth, kind = self.worth(worth), self.times.kind
+            worth_us, worth, kind = worth, self.worth(worth), self.times.kind
         source = at if isinstance(at, str) else line_of(at)
         values, worth = tuple(node.name for node in ops), said.format(worth)
-        yield Finding(id, severity, title, tuple(evidence), values, source, fix, worth, changes, kind=kind, **more)
+        yield Finding(
+            id, severity, title, tuple(evidence), values, source, fix, worth, changes, kind, worth_us=worth_us, **more
+        )
 
     def severity(self, us: float, of_us: float | None = None) -> Severity | None:
         """By the share of the step, or of `of_us`; None for less than deserves a word."""

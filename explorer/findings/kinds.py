@@ -80,7 +80,7 @@ KINDS: dict[str, Kind] = {
     "unused-parameters": Kind("DistributedDataParallel reduces, or waits for, parameters that get no gradient."),
     "frozen-parameters-reduced": Kind("DistributedDataParallel reduces zeros for frozen parameters."),
     # Needless work.
-    "cat-of-nothing": Kind("A concatenation appends an empty tensor.", ("cat",)),
+    "cat-of-nothing": Kind("A concatenation appends an empty tensor.", ("simplify", "cat")),
     "cat-in-backward": Kind(
         "The backward concatenates what could be written into one buffer.", ("cat", "fuse"), by_passes_alone=True
     ),

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import fx
 
 from tracefuse.device.target import memory_bytes
-from tracefuse.findings.finding import Case, Finding
+from tracefuse.findings.finding import Case, Finding, Fix
 from tracefuse.lint.facts import behind, line_saying, module_and_function, numbering, ran_in_place, users_of
+from tracefuse.lint.spared import with_kernels
 from tracefuse.measure.launches import HOST_US
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.liveness import peak_bytes
@@ -58,7 +59,14 @@ def computed_again(case: Case) -> Iterator[Finding]:
             us,
             {"simplify": True},
             f"{{}}; the host launches {len(group)} ops less, {time_text(launches)} (modelled)",
+            fixes=(_once({n: alike[numbers.of[n]][0] for n in group}),),
         )
+
+
+def _once(of: Mapping[fx.Node, fx.Node]) -> Fix:
+    """The program in which each value that is computed again is read where it was computed first."""
+    pairs = tuple(one.name for pair in of.items() for one in pair)
+    return Fix("computed once", f"{counted(len(of), 'op')} computed once", pairs)
 
 
 def constants_of_each_step(case: Case) -> Iterator[Finding]:
@@ -88,6 +96,7 @@ def constants_of_each_step(case: Case) -> Iterator[Finding]:
             "compute it once in `__init__` and keep it: `self.register_buffer(…, persistent=False)`",
             us,
             {"fuse": True},
+            fixes=with_kernels(case, {"fuse": True}),
         )
 
 
@@ -131,6 +140,7 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
         "call the layers without `checkpoint`; where memory is short, `create_selective_checkpoint_contexts` keeps the "
         "matmuls and computes pointwise ops again, as does `remat`",
         us,
+        fixes=(_once(of),),
     )
 
 

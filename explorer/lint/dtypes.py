@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding, Severity, dtype
+from tracefuse.findings.finding import Case, Finding, Fix, Severity, dtype
 from tracefuse.lint.facts import HALVES, is_explicit_cast, parameters_of, with_backward
+from tracefuse.lint.spared import spared_in_one_kernel, with_kernels
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
 from tracefuse.optimizers.ops import behind_views, grouped, is_random, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
@@ -17,7 +18,8 @@ from tracefuse.text import counted
 
 LONGEST = 8
 """How many pointwise ops there may be between two casts that undo each other."""
-_NORMS = ("norm", "var_mean", "rsqrt")
+_OF_NORMS = ("var_mean", "rsqrt")
+_NORMS = ("norm", *_OF_NORMS)
 _MEANS = ("mean", "var_mean", "var", "linalg_vector_norm")
 _LOSSES = {"_log_softmax", "logsumexp", "nll_loss_forward"}
 
@@ -32,11 +34,14 @@ def casts_back_and_forth(case: Case) -> Iterator[Finding]:
         between = list(dict.fromkeys(n for trip in group for n in trip[1:-1]))
         # In half precision each op between moves half of its bytes.
         us = case.us(with_backward(case, casts)) + case.us(with_backward(case, between)) / 2
-        severity = _capped(case.severity(us), casts)
         half = dtype(casts[-1])
-        remedy = _REMEDY[kind].format(half=half)
+        remedy, fixes = _REMEDY[kind].format(half=half), _without_casts(case, casts, between)
         if is_chain:  # each op more that rounds to half precision loses digits: the casts may be meant
-            severity, remedy = severity and "low", _FUSED
+            us, remedy = _spared_in_kernels(case, group), _FUSED
+            fixes = with_kernels(case, {"simplify": True, "fuse": True})
+        severity = _capped(case.severity(us), casts)
+        if is_chain:
+            severity = severity and "low"
         yield from case.finding(
             kind,
             severity,
@@ -51,7 +56,27 @@ def casts_back_and_forth(case: Case) -> Iterator[Finding]:
             remedy,
             us,
             {"simplify": True, "fuse": True},
+            fixes=fixes,
         )
+
+
+def _without_casts(case: Case, casts: Sequence[fx.Node], between: Sequence[fx.Node]) -> tuple[Fix, ...]:
+    """The program without the casts to float32, of gradients too. A norm in single ops would round otherwise then."""
+    if any(packet_name(n) in _OF_NORMS for n in between) or _is_normalised(casts[0]):
+        return ()
+    up = [n for n in with_backward(case, casts) if work(n) == "cast" and val(n).dtype == torch.float32]
+    weights = parameters_of(case.trace).intersection(a for n in between for a in n.all_input_nodes)
+    return (Fix("left out", f"{counted(len(up), 'cast')} left out", tuple(n.name for n in (*up, *weights))),)
+
+
+def _spared_in_kernels(case: Case, group: Sequence[Sequence[fx.Node]]) -> float:
+    """What the trips take beyond a kernel for each, and one for the backward of each."""
+    late = [[n for n in with_backward(case, trip) if n not in trip] for trip in group]
+    return sum(spared_in_one_kernel(case, ops) for ops in (*group, *late))
+
+
+def _is_norm(node: fx.Node) -> bool:
+    return any(norm in packet_name(node) for norm in _NORMS)
 
 
 _FOR = {"cast-round-trip": "", "norm-in-float32": " around a norm", "dropout-in-float32": " around dropout"}
@@ -86,7 +111,7 @@ def _trip(down: fx.Node) -> tuple[fx.Node, ...] | None:
         found.append(node)
         if work(node) == "cast":
             return tuple(found[::-1]) if val(node.args[0]).dtype == val(down).dtype else None  # type: ignore[arg-type]
-        if not (op_class(node) in ("pointwise", "random") or any(norm in packet_name(node) for norm in _NORMS)):
+        if not (op_class(node) in ("pointwise", "random") or _is_norm(node)):
             return None
         large = [a for a in node.all_input_nodes if val_numel(a) == val_numel(node)]
         if len(large) != 1:
@@ -111,8 +136,7 @@ def _kind(trip: Sequence[fx.Node]) -> str:
     between = trip[1:-1]
     if any(is_random(n) for n in between):
         return "dropout-in-float32"
-    is_norm = any(norm in packet_name(n) for n in between for norm in _NORMS) or _is_normalised(trip[0])
-    return "norm-in-float32" if is_norm else "cast-round-trip"
+    return "norm-in-float32" if any(map(_is_norm, between)) or _is_normalised(trip[0]) else "cast-round-trip"
 
 
 def _is_normalised(up: fx.Node) -> bool:
@@ -165,15 +189,17 @@ def logits_in_float32(case: Case) -> Iterator[Finding]:
     """Logits that a matmul made in half precision and that are cast to float32 as a whole for the loss."""
     casts = [n for n in case.own_ops if work(n) == "cast" and _is_of_logits(n)]
     for at, group in grouped(casts, line_of).items():
-        us = case.us(with_backward(case, group)) + sum(
-            case.us([r]) / 2 for n in group for r in readers(n) if r.op != "output"
-        )
+        casts = with_backward(case, group)
+        read = [r for n in group for r in _forward_readers(n)]
+        losses = list(dict.fromkeys([*read, *(r for n in read for r in _forward_readers(n))]))
+        # In half precision the loss, and its gradient, move half of their bytes.
+        us = case.us(casts) + case.us([n for n in with_backward(case, losses) if n not in casts]) / 2
         yield from case.finding(
             "logits-in-float32",
             _capped(case.severity(us), group),
             f"logits of {list(val(group[0]).shape)} are cast to float32 for the loss: {human_bytes(sum(map(nbytes, group)))}",
             (
-                ("moved by the casts", human_bytes(sum(map(bytes_moved, with_backward(case, group))))),
+                ("moved by the casts", human_bytes(sum(map(bytes_moved, casts)))),
                 ("asked for by", "the line" if is_explicit_cast(group[0]) else "autocast"),
             ),
             group,
@@ -181,7 +207,13 @@ def logits_in_float32(case: Case) -> Iterator[Finding]:
             _OF_LOGITS[any(map(_is_under_autocast, group))],
             us,
             {"decompose": True, "fuse": True},
+            fixes=(Fix("left out", "the cast left out", tuple(n.name for n in group)),),
         )
+
+
+def _forward_readers(node: fx.Node) -> list[fx.Node]:
+    """The ops that read the value, through views, and are not autograd's."""
+    return [producer(r) for r in readers(node) if r.op == "call_function" and not origin(r).autograd]
 
 
 _OF_LOGITS = {

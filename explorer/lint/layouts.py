@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding
+from tracefuse.findings.finding import Case, Finding, Fix
 from tracefuse.lint.facts import behind, ran_in_place, users_of, with_backward
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
@@ -44,7 +44,17 @@ def needless_copies(case: Case) -> Iterator[Finding]:
             f"leave out {how}: these ops read any strides",
             us,
             {"simplify": True, "fuse": True},
+            fixes=(_without(group),),
         )
+
+
+def _without(copies: Sequence[fx.Node]) -> Fix:
+    """The program without the copies: what reads one reads what it is a copy of."""
+    return Fix(
+        "left out",
+        f"{'a copy' if len(copies) == 1 else f'{len(copies)} copies'} left out",
+        tuple(node.name for node in copies),
+    )
 
 
 def _is_needless(copy: fx.Node) -> bool:
@@ -136,7 +146,8 @@ def repeats(case: Case) -> Iterator[Finding]:
     """`repeat`, or `expand` and a copy, of what broadcasting would read as it is."""
     ops = [n for n in case.own_ops if _repeats(n) and _broadcasts(n)]
     for at, group in grouped(ops, line_of).items():
-        us = case.us(with_backward(case, group))
+        # A gradient is summed up over what was repeated, or expanded, alike.
+        us = case.us(group) + sum(_read_in_full(case, n) for n in group)
         attends = any("attention" in packet_name(user) for n in group for user in _all_users(n))
         once = sum(touched_bytes(val(n.args[0])) for n in group)  # type: ignore[arg-type]
         yield from case.finding(
@@ -151,7 +162,15 @@ def repeats(case: Case) -> Iterator[Finding]:
             else "`expand` shows the same numbers without a copy, and broadcasting needs neither",
             us,
             {"fuse": True},
+            fixes=(_without(group),),
         )
+
+
+def _read_in_full(case: Case, node: fx.Node) -> float:
+    """The microseconds in which the forward's ops read a repeated value, beyond what they read of it expanded."""
+    read = [user for user in _all_users(node) if not is_view(user) and user in case.own_ops]
+    more = max(0, nbytes(node) - touched_bytes(val(node.args[0])))  # type: ignore[arg-type]
+    return sum(case.us([user]) * more / max(bytes_moved(user), more, 1) for user in read)
 
 
 def _repeats(node: fx.Node) -> bool:

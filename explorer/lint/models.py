@@ -10,6 +10,7 @@ from torch import fx
 from tracefuse.assembly.unshown import UNUSED_PARAMETERS
 from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import line_saying, with_backward
+from tracefuse.lint.spared import with_kernels
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
 from tracefuse.optimizers.ops import arguments, behind_views, grouped, is_getitem, producer, readers
 from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
@@ -105,6 +106,7 @@ def losses_by_hand(case: Case) -> Iterator[Finding]:
             remedy,
             us,
             {"fuse": True},
+            fixes=with_kernels(case, {"fuse": True}),
         )
 
 

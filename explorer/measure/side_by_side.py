@@ -19,7 +19,7 @@ from tracefuse.execution.updates import UpdateTensors
 from tracefuse.measure.peers import Asked, check_names, peers
 from tracefuse.measure.rounds import IsCancelled, Progress, check_arguments, compiling, measure
 from tracefuse.measure.switched import Switched
-from tracefuse.measure.timing import Estimate, Timing, inverse
+from tracefuse.measure.timing import Estimate, Timing, inverse, negated
 
 if TYPE_CHECKING:
     from tracefuse.execution.graphed_program import GraphedProgram
@@ -98,7 +98,7 @@ def ablate(
     asked |= {"captured": variant.baseline}
     programs = _replayed(variant, {name: (one, one.halves()) for name, one in asked.items()})
     timing = timed(variant, programs, programs["captured"], progress, budget_s, is_cancelled)
-    delta_ms = {name: SAME if name in same else _negated(timing.program(name).excess_ms["step"]) for name in without}
+    delta_ms = {name: SAME if name in same else negated(timing.program(name).excess_ms["step"]) for name in without}
     return Ablation(timing.device, delta_ms, same, timing.rounds, timing.stopped), _beside_the_captured(timing)
 
 
@@ -106,7 +106,7 @@ def _beside_the_captured(timing: Timing) -> Timing:
     """What `time_variant` would say, taken from the rounds of an ablation."""
     captured, mine = timing.program("captured"), timing.program(FULL)
     ratios = {phase: inverse(ratio) for phase, ratio in captured.ratios.items()}
-    excess_ms = {phase: _negated(excess) for phase, excess in captured.excess_ms.items()}
+    excess_ms = {phase: negated(excess) for phase, excess in captured.excess_ms.items()}
     shown = replace(mine, name="optimised", ratios=ratios, excess_ms=excess_ms)
     return replace(timing, programs=(replace(captured, ratios=mine.ratios, excess_ms=mine.excess_ms), shown))
 
@@ -178,7 +178,3 @@ def same_program(one: Switched, other: Switched) -> bool:
         for part in (one, other)
     )
     return first == second
-
-
-def _negated(excess: Estimate) -> Estimate:
-    return Estimate(-excess.median, -excess.high, -excess.low, excess.coverage, excess.samples)

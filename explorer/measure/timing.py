@@ -85,6 +85,11 @@ def inverse(ratio: Estimate) -> Estimate:
     return replace(ratio, median=1 / ratio.median, low=1 / ratio.high, high=1 / ratio.low)
 
 
+def negated(excess: Estimate) -> Estimate:
+    """The difference of the two programs the other way round."""
+    return Estimate(-excess.median, -excess.high, -excess.low, excess.coverage, excess.samples)
+
+
 def over(ratio: Estimate, other: Estimate) -> Estimate:
     """One ratio over another of the same baseline, in rounds of its own: as far apart as both intervals allow."""
     samples, coverage = min(ratio.samples, other.samples), ratio.coverage * other.coverage

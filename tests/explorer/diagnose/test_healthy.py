@@ -31,7 +31,7 @@ REMARKS = {
     "recurrent": {UNFUSED: "low", CAT: "low"},
     "diffusion": {UNFUSED: "low", CAT: "low"},
     "recommender": {UNFUSED: "low", KEPT: "low"},
-    "optimizer_step": {UNFUSED: "low", "update-share": "low"},
+    "optimizer_step": {"update-share": "low"},
 }
 
 

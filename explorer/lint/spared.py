@@ -1,0 +1,68 @@
+"""What kernels for several ops at once would spare of the time that the ops take, by the bytes that go through memory.
+
+mul, gelu, add       6 GiB moved in 2 ms          one kernel reads 2 GiB and writes 1 GiB: it spares 1 ms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import fx
+
+from tracefuse.findings.finding import Case, Fix
+from tracefuse.measure.op_times import OpTimes
+from tracefuse.optimizers.costs.cost import bytes_moved, bytes_written, is_allocation, op_class, touched_bytes
+from tracefuse.optimizers.facts import storage_id
+from tracefuse.optimizers.fuse.regions import form_regions
+from tracefuse.optimizers.kernels.fusible import refusal
+from tracefuse.optimizers.ops import behind_views, does_work, producer, readers
+from tracefuse.optimizers.trace import Trace, tensors
+from tracefuse.tables.folding import work
+
+
+def one_by_one(case: Case) -> list[fx.Node]:
+    """The pointwise ops and reductions that run as kernels of their own."""
+    found = [n for n in case.trace.ops if does_work(n) and n not in case.not_on_a_gpu and not is_allocation(n)]
+    return [n for n in found if op_class(n) in ("pointwise", "reduction") and work(n) != "device copy"]
+
+
+_known: WeakKeyDictionary[Trace, tuple[OpTimes, float]] = WeakKeyDictionary()
+"""By trace what its ops of these times take beyond kernels: several detectors ask for it."""
+
+
+def spared_by_kernels(case: Case) -> float:
+    """The microseconds that the ops take beyond kernels for them, each of which is a region as `fuse` begins with."""
+    known = _known.get(case.trace)
+    if known is None or known[0] is not case.times:
+        _known[case.trace] = known = case.times, _spared_by_regions(case)
+    return known[1]
+
+
+def _spared_by_regions(case: Case) -> float:
+    wanted = set(one_by_one(case))
+    fusible = {node for node in case.trace.graph.nodes if refusal(node) is None}
+    regions = [[n for n in region if n in wanted] for region in form_regions(case.trace.graph, fusible)]
+    return sum(spared_in_one_kernel(case, region) for region in regions if len(region) > 1)
+
+
+def spared_in_one_kernel(case: Case, nodes: Sequence[fx.Node]) -> float:
+    """The microseconds that ops take beyond one kernel for all of them, which reads once what they read of others and writes
+    once what others read."""
+    own, read = set(nodes), dict[int, int]()
+    for tensor in (t for n in nodes for a in n.all_input_nodes if _made_by(a) not in own for t in tensors(a)):
+        read[storage_id(tensor)] = max(read.get(storage_id(tensor), 0), touched_bytes(tensor))
+    shown = [n for n in nodes if any(r.op == "output" or producer(r) not in own for r in readers(n))]
+    least, moved = sum(read.values()) + sum(map(bytes_written, shown)), sum(map(bytes_moved, nodes))
+    return case.us(nodes) * max(0.0, 1 - least / moved) if moved else 0.0
+
+
+def _made_by(operand: fx.Node) -> fx.Node:
+    return producer(behind_views(operand))
+
+
+def with_kernels(case: Case, changes: Mapping[str, Any], besides_us: float = 0.0) -> tuple[Fix, ...]:
+    """What passes gain by kernels for all ops, those that the finding is about among them, and `besides_us` in another way."""
+    does = f"with {', '.join(changes)}, and so kernels for all ops"
+    return (Fix("passes", does, changes=dict(changes), worth_us=spared_by_kernels(case) + besides_us),)
