@@ -75,6 +75,7 @@ BENCHES = {
     "capture_step": Bench("overhead/capture_step.py"),
     "loops": Bench("trust/loops.py", check=True),
     "mended_scripts": Bench("trust/mended_scripts.py", check=True),
+    "fixes": Bench("trust/fixes.py", check=True),
     "forecasts": Bench("trust/forecasts.py", check=True, limit_s=1800),
     "train": Bench("train.py", check=True),
     "train_step_curves": Bench("train_step.py", ("--part", "curves"), check=True),

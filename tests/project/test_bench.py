@@ -97,6 +97,20 @@ def test_forecasts(tmp_path: Path) -> None:
     assert "median error" in printed
 
 
+def test_fixes(tmp_path: Path) -> None:
+    steps = ("layers_checkpointed", "norm_in_float32", "a_decoder_by_hand", "a_leaf_left_on_the_cpu")
+    found, printed = run("trust/fixes.py", tmp_path, "--budget", "0.2", "--check", "--only", *steps)
+    rows = {(row["program"], row["finding"]): row for row in found["rows"]}
+    assert {("layers_checkpointed", "checkpoint-not-needed"), ("norm_in_float32", "norm-in-float32")} <= rows.keys()
+    assert ("a_decoder_by_hand", "logits-in-float32") in rows
+    assert "a_leaf_left_on_the_cpu" not in {program for program, _ in rows}, "it is about a GPU"
+    for row in rows.values():
+        median, low, high = row["measured_ms"]
+        assert low <= median <= high
+        assert row["ratio"] == pytest.approx(row["predicted_ms"] / median)
+    assert f"of {len(rows)} within a factor of 1.5" in printed
+
+
 def test_fusions(tmp_path: Path) -> None:
     flags = ("--budget", "0.2", "--check", "--only", "mish")
     found, printed = run("fusions/fusions.py", tmp_path, *flags, "--only", "pool", "--seconds", "0")
