@@ -1,4 +1,4 @@
-"""The figures of fusion programs, and of what the view predicts: how fast, how often not, and how far off."""
+"""The figures of fusion programs, and of what the view predicts and findings promise: how fast, how often not, how far off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from statistics import median
 
-from pages.rendering import Data, Results, said
+from pages.rendering import Data, Results, said, table
 
 ALIKE = 1.02
 """A time that is longer by less counts as equal."""
@@ -52,4 +52,31 @@ def forecasts(found: Data, source: str) -> str:
     )
 
 
-BLOCKS: dict[str, Callable[[Results], str]] = {"fusions": fusions, "forecasts": forecasts}
+@said("fixes.py", "fixes")
+def fixes(found: Data, source: str) -> str:
+    """What findings say that fixes are worth, beside what replays measured, a row a fix."""
+    rows = [row for row in found["rows"] if not row["error"]]
+    wrong = [f"`{row['program']}`: {row['error'].splitlines()[0]}" for row in found["rows"] if row["error"]]
+    within = sum(1 / 1.5 <= (row["ratio"] or 0) <= 1.5 for row in rows)
+    titles = ("step", "finding", "fix", "predicted ms", "measured ms [95 % interval]", "predicted / measured")
+    lines = [
+        f"{len(rows)} fixes were tried on {len({row['program'] for row in rows})} steps; {within} of {len(found['rows'])} "
+        f"gained what was predicted to a factor of 1.5 ({source}). Not tried: {'; '.join(wrong) or 'none'}.",
+        "",
+        table(titles, [_tried(row) for row in rows]),
+    ]
+    return "\n".join(lines)
+
+
+def _tried(row: Data) -> tuple[str, ...]:
+    median_ms, low, high = row["measured_ms"]
+    said_of = f"`{row['program']}`", f"`{row['finding']}`", row["fix"]
+    return (
+        *said_of,
+        f"{row['predicted_ms']:.3g}",
+        f"{median_ms:.3g} [{low:.3g}, {high:.3g}]",
+        f"{row['ratio'] or 0:.2f}",
+    )
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {"fusions": fusions, "forecasts": forecasts, "fixes": fixes}

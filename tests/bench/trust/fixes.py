@@ -123,7 +123,7 @@ def row(variant: Variant, finding: Finding, budget_s: float) -> Row:
 def about(finding: Finding) -> Row:
     fix = finding.trials[0]
     facts = {"finding": finding.id, "severity": finding.severity, "source": finding.source}
-    return facts | {"worth": finding.worth, "fix": f"{fix.kind}: {fix.does}"}
+    return facts | {"worth": finding.worth, "fix": fix.does, "fix_kind": fix.kind}
 
 
 def failed(why: str, finding: Finding | None = None) -> Row:

@@ -357,7 +357,7 @@ def test_a_fix_of_passes_is_tried_with_the_update() -> None:
 
 def test_a_value_that_is_returned_is_not_left_out() -> None:
     x = torch.randn(8, 8, dtype=torch.bfloat16, requires_grad=True)
-    capture = tracefuse.capture(lambda: x.float())
+    capture = tracefuse.capture(x.float)
     (cast,) = [n for n in capture.trace.ops if work(n) == "cast"]
     with pytest.raises(FixError, match="is returned"):
         capture.with_fix(Fix("left out", "the cast left out", (cast.name,)))
