@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -193,4 +194,79 @@ def test_a_refusal_says_what_then_runs(make: Callable[[], Pair]) -> None:
     result = compiled()
     torch.autograd.backward([r for r in (result if isinstance(result, tuple) else (result,)) if r.requires_grad])
     for mine, theirs in zip((p.grad for p in owner.parameters()), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+# --- an optimizer's first step ----------------------------------------------------------------------------------------
+
+
+class Training:
+    """A loop whose cell is an accumulation, a clipped step or half of a GAN's, with a schedule."""
+
+    def __init__(self, name: str, fused: bool = True) -> None:
+        torch.manual_seed(0)
+        self.name, self.model, self.judge = name, _net(8, 16, 3), _net(3, 16, 1)
+        kind = partial(torch.optim.SGD, momentum=0.9) if name == "accumulation" else torch.optim.AdamW
+        trained = self.judge if name == "judge of a GAN" else self.model
+        self.opt = kind(trained.parameters(), lr=1e-2, fused=fused)
+        self.plan = torch.optim.lr_scheduler.CosineAnnealingLR(self.opt, 10)
+
+    def cell(self, x: Tensor) -> None:
+        self.opt.zero_grad()
+        if self.name == "accumulation":
+            for part in x.chunk(2):
+                (self.model(part).square().mean() / 2).backward()
+        elif self.name == "clipping":
+            self.model(x).square().mean().backward()
+            clip_grad_norm_(self.model.parameters(), 0.1)
+        else:
+            with torch.no_grad():
+                fake = self.model(x)
+            F.softplus(self.judge(fake)).mean().backward()
+        self.opt.step()
+
+    def left(self) -> list[Tensor]:
+        states = [entry for state in self.opt.state.values() for entry in state.values()]
+        return [*self.model.parameters(), *self.judge.parameters(), *states]
+
+
+@pytest.mark.parametrize("name", ["accumulation", "clipping", "judge of a GAN"])
+def test_a_step_that_torch_computes_in_python_is_to_be_fused(name: str) -> None:
+    """As the tests below have it."""
+    ours = Training(name, fused=False)
+    model, judge, opt = ours.model, ours.judge, ours.opt  # noqa: F841  (names for the capture)
+    with tracefuse.capture_step(n=3) as c:
+        for x in torch.randn(4, 4, 8):
+            ours.cell(x)
+            ours.plan.step()
+    with pytest.raises(ExportError, match=r"make (SGD|AdamW) with `fused=True`"):
+        c.optimize().compile()
+
+
+@pytest.mark.parametrize("by", ["run once more", "capture_step"])
+@pytest.mark.parametrize("name", ["accumulation", "clipping", "judge of a GAN"])
+def test_a_later_step_of_an_optimizer_is_compiled_and_trains_as_eager(name: str, by: str) -> None:
+    ours, eager, data = Training(name), Training(name), torch.randn(6, 4, 8)
+    model, judge, opt = ours.model, ours.judge, ours.opt  # noqa: F841  (names for the capture)
+    if by == "capture_step":
+        with tracefuse.capture_step(n=3) as c:
+            for x in data[:4]:
+                ours.cell(x)
+                ours.plan.step()
+    else:
+        for at, x in enumerate(data[:4]):
+            with tracefuse.capture() as c:
+                ours.cell(x)
+            ours.plan.step()
+            if at == 0:
+                with pytest.raises(ExportError, match=r"first of its optimizer.*Run the cell once more, or .*n=3"):
+                    c.optimize().compile()
+    step = c.optimize().compile()
+    for x in data[4:]:
+        step(x)
+        ours.plan.step()
+    for x in data:
+        eager.cell(x)
+        eager.plan.step()
+    for mine, theirs in zip(ours.left(), eager.left(), strict=True):
         torch.testing.assert_close(mine, theirs)
