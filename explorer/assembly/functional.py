@@ -24,6 +24,7 @@ from tracefuse.assembly.through_views import LAID, OF, Emit, Renaming
 from tracefuse.assembly.writes import Lifetimes, arguments_of, drawn_in_order, draws_in_order, functional_twin
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
+from tracefuse.optimizers.facts import is_dense
 from tracefuse.optimizers.origins import NOWHERE
 from tracefuse.optimizers.trace import set_origin
 from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value, values_in
@@ -47,6 +48,28 @@ class Recorded:
     in_engine: bool
     hint: tuple[str, ...] = ()
     in_optimizer: bool = False
+
+
+WRITTEN = "written"
+"""In the `custom` metadata of the twin of an op that wrote to a strided view: `Written`."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The in-place op that ran, its `twin` of the same arguments, and the strides of the view that it wrote to.
+
+    A kernel of vector instructions rounds its last elements otherwise, and which these are is a matter of strides: to give the
+    run's very numbers a replay writes to memory like the run's.
+    """
+
+    func: OpOverload
+    twin: OpOverload
+    stride: tuple[int, ...]
+
+    def again(self, written: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """What the op leaves in a view of these numbers, of which other ops may count on nothing but the strides."""
+        memory = torch.empty_strided(written.shape, self.stride, dtype=written.dtype, device=written.device)
+        return self.func(memory.copy_(written), *args, **kwargs)
 
 
 @dataclass
@@ -210,6 +233,8 @@ def _add_in_place(
         return
     in_order = draws_in_order(call.func, written[0])
     node = _emit_draw(built, call, twin) if in_order else emit(built, call, twin, hint)
+    if not in_order and _is_of_a_strided_view(call, twin):
+        node.meta["custom"][WRITTEN] = Written(call.func, twin, written[0].stride)
     if fresh := _made_beside(call, written):
         node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=twin, values=(*fresh, *written))
         _bind(built, fresh, node)
@@ -218,6 +243,14 @@ def _add_in_place(
             _write_through(built, call, value, new)
         else:
             _overwrite(built, lifetimes.families, value, new)
+
+
+def _is_of_a_strided_view(call: Call, twin: OpOverload) -> bool:
+    """Whether an op of ATen writes to its first argument alone, which is no whole piece of memory, and does nothing else."""
+    written = call.writes()
+    is_alone = len(written) == 1 and bool(call.args) and call.args[0] is written[0] and len(twin._schema.returns) == 1
+    is_plain = call.func.namespace == "aten" and call.origin.rng is None and implied_dtype(call) is None
+    return is_alone and is_plain and not is_dense(written[0].shape, written[0].stride)
 
 
 def _shared(call: Call, lifetimes: Lifetimes, written: Value, other: Value) -> CaptureError:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from tracefuse.assembly.cut import Cut, ancestors
-from tracefuse.assembly.functional import Built
+from tracefuse.assembly.functional import WRITTEN, Built
 from tracefuse.assembly.names import Names
 from tracefuse.optimizers.costs.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, is_random, producer
@@ -271,7 +271,7 @@ class Parts:
                 name = self._names.fresh(preferred.get(node, plain.removeprefix("scaled_dot_product_")))
                 new[node] = graph.create_node("call_function", node.target, args, kwargs, name)
                 custom = node.meta.get("custom") or {}
-                kept = {key: custom[key] for key in ("tracefuse", HELD, IN_PLACE, CALLED) if custom.get(key)}
+                kept = {key: custom[key] for key in ("tracefuse", HELD, IN_PLACE, CALLED, WRITTEN) if custom.get(key)}
                 if (place := self._places.get(node)) and not origin(node).module_type:
                     kept[GIVEN] = place
                 new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": kept}

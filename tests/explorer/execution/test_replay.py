@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from replayed import replayed
+from torch import nn
 
 import tracefuse
 from tracefuse.errors import ReplayError
@@ -33,3 +37,43 @@ def test_inputs_are_not_written_to():
     (before,) = (t.clone() for t in c.example_inputs)
     c.replay()
     assert torch.equal(before, c.example_inputs[0])
+
+
+# --- in place, in a strided view --------------------------------------------------------------------------------------
+
+
+def gates(x: torch.Tensor) -> torch.Tensor:
+    """As `nn.GRU` computes them on a CPU."""
+    reset, update, new = torch.chunk(x @ x.new_ones(12, 24).cumsum(1).cos(), 3, 1)
+    return (new.mul_(reset.sigmoid_())).add_(x[:, :8]).tanh_() * update.sigmoid_()
+
+
+def boxes(x: torch.Tensor) -> torch.Tensor:
+    """As detectors compute centers and sizes."""
+    head = x * 3
+    head[..., :2].sigmoid_()
+    head[..., 2:5].exp_()
+    return head.square()
+
+
+def in_steps(x: torch.Tensor) -> torch.Tensor:
+    head = x * 3
+    head[:, ::3].erf_().log1p_()
+    return head * 2
+
+
+@pytest.mark.parametrize("run", [gates, boxes, in_steps])
+@pytest.mark.parametrize("rows", [1, 3, 5, 16])
+def test_what_was_written_in_place_is_replayed_bit_for_bit(run: Callable[..., torch.Tensor], rows: int) -> None:
+    """Kernels of vector instructions round the last elements of each row of a view otherwise."""
+    x = torch.randn(rows, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
+    replayed(lambda: run(x))
+
+
+@pytest.mark.parametrize("net", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("hidden", [3, 8, 12, 16])
+def test_recurrent_nets_are_replayed_bit_for_bit(net: type[nn.RNNBase], hidden: int) -> None:
+    torch.manual_seed(hidden)
+    model, x = net(5, hidden, 2, bidirectional=True).double(), torch.randn(7, 3, 5, dtype=torch.float64)
+    c = tracefuse.capture(lambda: model(x)[0].square().mean().backward())
+    assert "bit for bit" in str(c.check())
