@@ -163,13 +163,31 @@ def _draws(target: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
-_EXCHANGES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "tracefuse_ranks"})
+RECORDED, ISSUED = "tracefuse_ranks", "_c10d_functional"
+"""The namespaces of collectives: those of a recording know what was received, those of a graph of `torch.compile` exchange
+tensors whenever they run."""
+
+_OF_RANKS = frozenset({RECORDED, ISSUED, "_c10d_functional_autograd"})
 
 
-def exchanges(node: fx.Node) -> bool:
+def is_of_ranks(node: fx.Node) -> bool:
+    """Whether an op is a collective, or the wait for one."""
+    return getattr(node.target, "namespace", "") in _OF_RANKS
+
+
+def is_wait(node: fx.Node) -> bool:
+    """Whether an op waits for collectives."""
+    return is_of_ranks(node) and node.target._opname in ("wait_tensor", "wait")  # type: ignore[union-attr]
+
+
+def is_collective(node: fx.Node) -> bool:
     """Whether the op starts a collective: all ranks start the same ones in the same order, each as often as the others."""
-    is_one = getattr(node.target, "namespace", "") in _EXCHANGES
-    return is_one and getattr(node.target, "_opname", "") not in ("wait_tensor", "wait")
+    return is_of_ranks(node) and not is_wait(node)
+
+
+def is_recorded(node: fx.Node) -> bool:
+    """Whether the op is a collective of a recording, which a replay answers without the other ranks."""
+    return is_collective(node) and node.target.namespace == RECORDED  # type: ignore[union-attr]
 
 
 def draws_nothing(op: fx.Node) -> bool:

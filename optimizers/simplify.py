@@ -29,8 +29,8 @@ from tracefuse.optimizers.facts import storage_id
 from tracefuse.optimizers.ops import (
     arguments,
     aten,
-    exchanges,
     frozen,
+    is_collective,
     is_getitem,
     is_mutable,
     is_named,
@@ -265,7 +265,7 @@ def expression(node: fx.Node) -> Hashable | None:
     would live longer, and could not be taken back. So do states that an optimizer's first step fills, which it then writes
     over where they are.
     """
-    is_apart = is_random(node) or is_mutable(node) or exchanges(node) or recomputes(node)
+    is_apart = is_random(node) or is_mutable(node) or is_collective(node) or recomputes(node)
     if is_apart or (node.target in _FILLS and phase(node) == "update"):
         return None
     return phase(node), node.target, frozen(node.args), frozen(node.kwargs)

@@ -13,8 +13,8 @@ from torch import fx
 from tracefuse.assembly.unshown import UNUSED_PARAMETERS
 from tracefuse.findings.finding import Case, Finding, Severity, severity_of
 from tracefuse.optimizers.costs.cost import packet_name
-from tracefuse.optimizers.ops import is_getitem, is_view, producer
-from tracefuse.optimizers.overlap.schedule import is_collective, is_of_ranks, reduces_gradients
+from tracefuse.optimizers.ops import is_getitem, is_of_ranks, is_view, producer
+from tracefuse.optimizers.overlap.collectives import reduces_gradients
 from tracefuse.optimizers.trace import human_bytes, nbytes, tensor_type, val
 from tracefuse.text import counted, share_text
 
@@ -25,7 +25,7 @@ _PASSING_ON = {"copy", "mul", "div", "_to_copy", "clone", "detach"}
 
 def reduced_zeros(case: Case) -> Iterator[Finding]:
     """Zeros that reductions send: each part of a bucket that nothing but `zero_` wrote."""
-    reductions = [node for node in case.trace.ops if is_collective(node) and reduces_gradients(node)]
+    reductions = list(filter(reduces_gradients, case.trace.ops))
     zeros = [(node, part) for node in reductions for part in node.args[0] if packet_name(part) in ("zero", "zeros")]
     if not zeros:
         return

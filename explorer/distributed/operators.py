@@ -17,10 +17,10 @@ from functools import partial
 import torch
 
 from tracefuse.errors import ExportError
+from tracefuse.optimizers.ops import RECORDED, is_recorded
 from tracefuse.optimizers.overlap.issued import issues_collectives
 from tracefuse.optimizers.trace import Trace, line_of
 
-NAMESPACE = "tracefuse_ranks"
 KINDS = (
     "all_reduce",
     "all_gather",
@@ -33,7 +33,7 @@ KINDS = (
     "receive",
 )
 
-_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+_LIBRARY = torch.library.Library(RECORDED, "DEF")
 
 
 Answer = Callable[[str, list[torch.Tensor], list[torch.Tensor], str, str, list[int]], list[torch.Tensor]]
@@ -81,21 +81,21 @@ for _kind in KINDS:
         f"{_kind}(Tensor[] sent, Tensor[] received, str op, str group, int[] ranks, bool waits, str serves) -> Tensor[]"
     )
     _LIBRARY.impl(_kind, partial(_answered, _kind), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{_kind}", _typed, lib=_LIBRARY)
+    torch.library.register_fake(f"{RECORDED}::{_kind}", _typed, lib=_LIBRARY)
 _LIBRARY.define("wait(Tensor[] started) -> Tensor[]")
 _LIBRARY.impl("wait", _waited, "CompositeExplicitAutograd")
-torch.library.register_fake(f"{NAMESPACE}::wait", _waited, lib=_LIBRARY)
+torch.library.register_fake(f"{RECORDED}::wait", _waited, lib=_LIBRARY)
 
 
 def exchange(kind: str) -> torch._ops.OpOverload:
     """The operator of a kind of collective."""
-    return getattr(getattr(torch.ops, NAMESPACE), kind).default
+    return getattr(getattr(torch.ops, RECORDED), kind).default
 
 
 def check_alone(trace: Trace) -> None:
     """Raise `ExportError` where a program exchanges tensors with other processes: what it received is recorded, and a step
     that trains would receive that again and again."""
-    found = next((node for node in trace.ops if getattr(node.target, "namespace", "") == NAMESPACE), None)
+    found = next((node for node in trace.ops if is_recorded(node)), None)
     if found is not None:
         raise ExportError(
             f"{found.name} ({line_of(found)}) exchanges tensors with other processes, and a compiled step would be given what "
@@ -117,4 +117,4 @@ def why_never_again(trace: Trace) -> str:
     )
 
 
-WAIT = getattr(torch.ops, NAMESPACE).wait.default
+WAIT = getattr(torch.ops, RECORDED).wait.default

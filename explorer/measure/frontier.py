@@ -13,13 +13,14 @@ from typing import Any
 
 from tracefuse.config.configuration import Config, read_option
 from tracefuse.errors import MeasureError, OptionError
-from tracefuse.measure.overlapped import check_exchanges, link_text, on_mesh
+from tracefuse.measure.overlapped import check_recorded, link_text, on_mesh
 from tracefuse.measure.rounds import Progress
 from tracefuse.measure.switched import Switched
 from tracefuse.measure.unbeaten import unbeaten
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
+from tracefuse.optimizers.ops import is_recorded
+from tracefuse.optimizers.overlap.collectives import gathers_parameters, reduces_gradients
 from tracefuse.optimizers.overlap.links import Mesh
-from tracefuse.optimizers.overlap.schedule import gathers_parameters, is_collective, reduces_gradients
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.text import aligned, counted, share_text, time_text
 
@@ -155,15 +156,15 @@ def point(variant: Switched, machine: Mesh) -> Point:
     """What a configuration comes to, with an update that writes in place."""
     trace, in_place = variant.whole, variant.whole_in_place
     times = on_mesh(trace, machine, variant.program.tf32)
-    exposed_us = sum(times.us.get(node.name, 0.0) for node in trace.ops if is_collective(node))
+    exposed_us = sum(times.us.get(node.name, 0.0) for node in trace.ops if is_recorded(node))
     return Point(variant.config, times.step_us, exposed_us, peak_bytes(in_place), saved_bytes(in_place))
 
 
 def ranks_of(trace: Trace) -> int:
     """How many processes share the parameters of a step, or reduce its gradients. Raises `MeasureError` where it exchanges
     nothing."""
-    check_exchanges(trace)
-    found = [node for node in trace.ops if is_collective(node)]
+    check_recorded(trace)
+    found = [node for node in trace.ops if is_recorded(node)]
     own = [node for node in found if gathers_parameters(node) or reduces_gradients(node)]
     return max(len(node.args[4]) for node in own or found)  # type: ignore[arg-type]
 
@@ -171,7 +172,7 @@ def ranks_of(trace: Trace) -> int:
 def choices(config: Config, trace: Trace) -> tuple[Any, ...]:
     """What `overlap` is worth trying with on a step beside the choice of `config`, whose options stay: its collectives moved,
     with gathered parameters as recorded, freed behind the forward, and kept."""
-    found = [node for node in trace.ops if is_collective(node)]
+    found = [node for node in trace.ops if is_recorded(node)]
     own = None if config.overlap is None else dict(config.overlap)
     if any(map(gathers_parameters, found)):
         return tuple(resharded(config, one) for one in (None, True, False))

@@ -12,12 +12,12 @@ from tracefuse.measure.unbeaten import unbeaten
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.facts import once_per_trace
-from tracefuse.optimizers.ops import exchanges
+from tracefuse.optimizers.ops import is_collective, is_of_ranks, is_recorded
 from tracefuse.optimizers.overlap import model
 from tracefuse.optimizers.overlap.links import HERE, Mesh
 from tracefuse.optimizers.overlap.model import Modelled
 from tracefuse.optimizers.overlap.options import Options
-from tracefuse.optimizers.overlap.schedule import Schedule, is_collective, is_of_ranks, schedule_of
+from tracefuse.optimizers.overlap.schedule import Schedule, schedule_of
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.text import aligned, share_text, time_text
 
@@ -96,7 +96,7 @@ def overlapped(
     """`trace`, a whole step, on `machine`: as recorded, and with each of the choices; those of `tried` where there are none.
     `times` are those of its ops on the GPU that the machine calls "here"; with `tf32` the program lets tensor cores multiply
     float32. Raises `MeasureError` for a step without collectives that can be modelled."""
-    check_exchanges(trace)
+    check_recorded(trace)
     if machine.gpu != HERE:
         times = modelled(trace, peaks_on(machine, trace, tf32))
     schedule = schedule_of(trace, times.us, times.provenance)
@@ -104,11 +104,11 @@ def overlapped(
     return Overlap(machine, schedule, tuple(model.modelled(schedule, machine, one) for one in options))
 
 
-def check_exchanges(trace: Trace) -> None:
+def check_recorded(trace: Trace) -> None:
     """Raise `MeasureError` for a step without collectives, and for a graph that starts them itself, which is not modelled."""
-    if has_recorded_exchanges(trace):
+    if has_recorded_collectives(trace):
         return
-    if has_exchanges(trace):
+    if has_collectives(trace):
         raise MeasureError(
             "a graph of torch.compile starts the collectives of this step itself, and such a graph is not modelled: capture "
             "the step without torch.compile (`tracefuse.capture_step`) on a rank, and model that"
@@ -120,15 +120,15 @@ def check_exchanges(trace: Trace) -> None:
 
 
 @once_per_trace
-def has_exchanges(trace: Trace) -> bool:
+def has_collectives(trace: Trace) -> bool:
     """Whether a program exchanges tensors with other ranks, as it was recorded or as a graph starts collectives itself."""
-    return any(map(exchanges, trace.ops))
+    return any(map(is_collective, trace.ops))
 
 
 @once_per_trace
-def has_recorded_exchanges(trace: Trace) -> bool:
+def has_recorded_collectives(trace: Trace) -> bool:
     """Whether a step was recorded with collectives, which can be modelled on another machine."""
-    return any(map(is_collective, trace.ops))
+    return any(map(is_recorded, trace.ops))
 
 
 def peaks_on(machine: Mesh, trace: Trace, tf32: bool) -> Peaks:

@@ -22,7 +22,7 @@ from tracefuse.optimizers.fuse.regions import Sizes, loops_of
 from tracefuse.optimizers.fuse.remaking import reads_of
 from tracefuse.optimizers.fuse.repeats import repeated_nbytes
 from tracefuse.optimizers.kernels.fusible import is_free, is_remade, slow_in_aten
-from tracefuse.optimizers.ops import behind_views, exchanges, is_getitem, is_random, is_view, reached
+from tracefuse.optimizers.ops import behind_views, is_collective, is_getitem, is_random, is_view, reached
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import human_bytes, phase, tensors
 
@@ -121,7 +121,7 @@ def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node,
     for node in graph.nodes:
         if node.op == "call_function" and node not in owner and not is_view(node):
             needs[node] = operands(node.all_input_nodes)
-    for keeps_order in (is_random, exchanges):
+    for keeps_order in (is_random, is_collective):
         for earlier, later in itertools.pairwise(one for one in needs if isinstance(one, fx.Node) and keeps_order(one)):
             needs[later].add(earlier)
     values = {unit: unit.outputs if isinstance(unit, Piece) else (unit,) for unit in needs}

@@ -11,7 +11,7 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import exchanges, is_getitem, is_random
+from tracefuse.optimizers.ops import is_collective, is_getitem, is_random
 from tracefuse.optimizers.trace import copy_node, origin, phase, set_origin, val
 
 
@@ -59,7 +59,7 @@ def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> UnitOrder[_Unit
             operands = unit.inputs if isinstance(unit, Carved) else unit.all_input_nodes
             needs[unit] = {u for n in operands if _is_op(u := provider.get(n, n))}
             stack += needs[unit]
-    for ordered in (draws, [n for n in graph.nodes if exchanges(n) and n in needs]):
+    for ordered in (draws, [n for n in graph.nodes if is_collective(n) and n in needs]):
         for earlier, later in itertools.pairwise(ordered):
             needs[later].add(earlier)
     return UnitOrder(needs, lambda unit: max(position[n] for n in _values(unit)))

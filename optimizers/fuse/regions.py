@@ -29,7 +29,7 @@ from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, columns_of, rows_of
 from tracefuse.optimizers.lowering.random_ops import is_draw, is_mask
 from tracefuse.optimizers.lowering.views import SPLITS
-from tracefuse.optimizers.ops import exchanges, is_getitem, is_random, is_view, producer
+from tracefuse.optimizers.ops import is_collective, is_getitem, is_random, is_view, producer
 from tracefuse.optimizers.trace import nbytes, phase, tensors
 
 Sizes = tuple[int, int, int]
@@ -69,7 +69,7 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
             deepest = max(deepest, depth[operand] + (operand not in links and _is_border(operand)))
         if is_random(node):
             drawn = deepest = max(deepest, drawn)
-        if exchanges(node):
+        if is_collective(node):
             started = deepest = max(deepest, started)
         if node in fusible:
             near = {region_of[a]: None for a in links if depth[a] == deepest}

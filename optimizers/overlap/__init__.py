@@ -15,20 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tracefuse.optimizers.ops import is_recorded
 from tracefuse.optimizers.overlap.buckets import rebucket
-from tracefuse.optimizers.overlap.gathers import gather_again, gathers_in, keep_gathered, prefetch, second_group
+from tracefuse.optimizers.overlap.collectives import passing_on, reduces_gradients
+from tracefuse.optimizers.overlap.gathers import freed, gather_again, gathers_in, keep_gathered, prefetch, second_group
 from tracefuse.optimizers.overlap.issued import issued_early, issues_collectives
 from tracefuse.optimizers.overlap.options import Options
-from tracefuse.optimizers.overlap.order import (
-    collectives_behind,
-    is_passing_on,
-    places_of,
-    reordered,
-    start_early,
-    wait_apart,
-    wait_late,
-)
-from tracefuse.optimizers.overlap.schedule import is_collective, reduces_gradients
+from tracefuse.optimizers.overlap.order import places_of, reordered, start_early, wait_apart, wait_late
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes
@@ -51,23 +44,22 @@ class Overlap(Options):
     def run(self, trace: Trace, decide: Decide) -> Trace:
         if issues_collectives(trace):
             return issued_early(trace, self, decide)
-        if not any(is_collective(node) for node in trace.ops):
+        if not any(map(is_recorded, trace.ops)):
             return trace
         new = trace.copy()
         graph = new.graph
         places = places_of(graph)
         gathers = gathers_in(graph)
-        for node in [one for one in graph.nodes if is_collective(one) and (one in gathers or reduces_gradients(one))]:
+        for node in [*gathers, *filter(reduces_gradients, graph.nodes)]:
             wait_apart(graph, places, node)
         if self.reshard is False:
             keep_gathered(gathers, decide)
         elif self.reshard:
-            gather_again(graph, gathers, places, decide)
+            gather_again(graph, freed(gathers), places, decide)
         if self.bucket_mb is not None:
             rebucket(graph, places, self.bucket_mb * 2**20, decide)
         eliminate_dead_code(graph)
-        gathers = sorted(gathers_in(graph), key=places.__getitem__)
-        reductions = [node for node in graph.nodes if is_collective(node) and reduces_gradients(node)]
+        gathers, reductions = gathers_in(graph), list(filter(reduces_gradients, graph.nodes))
         if self.second_group:
             second_group(gathers, decide)
         for node in reductions:
@@ -75,10 +67,9 @@ class Overlap(Options):
             decide(Decision(node.name, "start", "as soon as all that it sends is there", nbytes(node)))
         if self.prefetch is not None:
             prefetch(gathers, places, self.prefetch, decide)
-        moved = dict.fromkeys([*gathers, *reductions])
+        moved = {*gathers, *reductions}
         reordered(graph, places)
-        passing = {node for node in graph.nodes if node.op == "call_function" and is_passing_on(node)}
-        wait_late(graph, places, {node for node in passing if collectives_behind(node) <= moved.keys()})
+        wait_late(graph, places, {node for node, behind in passing_on(graph).items() if behind <= moved})
         reordered(graph, places)
         refresh_views(graph)
         return new

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from tracefuse.optimizers.ops import reached
+from tracefuse.optimizers.costs.cost import packet_name
+from tracefuse.optimizers.ops import RECORDED, reached
+from tracefuse.optimizers.overlap.collectives import reduces_gradients
 from tracefuse.optimizers.overlap.order import AFTER, Places, wait_of
-from tracefuse.optimizers.overlap.schedule import NAMESPACE, is_collective, kind_of, reduces_gradients
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import call, human_bytes, nbytes, phase, val
 
@@ -52,7 +53,7 @@ def pieces_of(node: fx.Node) -> list[Piece]:
     sent, received = list(node.args[0]), list(node.args[1])  # type: ignore[arg-type]
     if any(wait_of(node, index) is None for index in range(len(received))):
         return []
-    if kind_of(node) != "all_reduce":
+    if packet_name(node) != "all_reduce":
         pairs = zip(sent, received, strict=False)
         same = len(sent) == len(received)
         return [Piece(node, at, one, 0, val(its).numel()) for at, (one, its) in enumerate(pairs)] if same else []
@@ -71,7 +72,7 @@ def rebucket(graph: fx.Graph, places: Places, most_nbytes: float, decide: Decide
     """Regroup the reductions of `graph` in buckets of at least so many bytes; the last may be smaller. The new collectives."""
     pools: dict[tuple[object, ...], list[list[Piece]]] = defaultdict(list)
     for node in graph.nodes:
-        if node.op == "call_function" and is_collective(node) and reduces_gradients(node):
+        if reduces_gradients(node):
             pieces = pieces_of(node)
             if pieces:
                 kind = (node.target, *node.args[2:5], phase(node), val(pieces[0].sent).dtype)
@@ -152,7 +153,7 @@ def _collective(
         serves = ", ".join(dict.fromkeys(str(one.of.args[6]) for one in bucket))
         new = call(first, first.target, [one.sent for one in bucket], received, *first.args[2:5], False, serves)  # type: ignore[arg-type]
         items = [call(first, operator.getitem, new, at) for at in range(len(runs))]
-        wait = call(first, getattr(torch.ops, NAMESPACE).wait.default, items)
+        wait = call(first, getattr(torch.ops, RECORDED).wait.default, items)
         ends = [call(first, operator.getitem, wait, at) for at in range(len(runs))]
     places |= {node: place for node in graph.nodes if node not in known}
     return new, list(zip(runs, ends, strict=True))

@@ -6,31 +6,30 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from tracefuse.optimizers.ops import is_getitem, is_view
-from tracefuse.optimizers.overlap.order import AHEAD, Places, is_passing_on, start_at, wait_of
-from tracefuse.optimizers.overlap.schedule import gathers_parameters, is_collective, op_name_of, readers_of
+from tracefuse.optimizers.costs.cost import packet_name
+from tracefuse.optimizers.ops import is_getitem, is_view, is_wait
+from tracefuse.optimizers.overlap.collectives import COPYING_OUT, gathers_parameters, needed_at
+from tracefuse.optimizers.overlap.order import AHEAD, Places, start_at, wait_of
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import call, nbytes, phase
 
 SECOND_GROUP = " for gathers"
 """Behind the name of a group: another one of the same ranks."""
 
-_LASTING = {"split_with_sizes_copy", "_to_copy"}
-"""What copies parameters out of what a gather gave."""
-
 
 def gathers_in(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in graph.nodes if n.op == "call_function" and is_collective(n) and gathers_parameters(n)]
+    return list(filter(gathers_parameters, graph.nodes))
 
 
 def prefetch(gathers: Sequence[fx.Node], places: Places, depth: int, decide: Decide) -> None:
-    """Each starts where the one `depth` before it is waited for; none leaves its phase."""
-    needed = {node: min((places[one] for one in readers_of(node)), default=places[node]) for node in gathers}
-    for at, node in enumerate(gathers):
-        place = needed[node] if depth == 0 else needed[gathers[at - depth]] if at >= depth else 0.0
-        place = min(place, needed[node])
+    """Each starts where the one `depth` before it is needed; none leaves its phase."""
+    needed = {node: needed_at(node, places) for node in gathers}
+    in_order = sorted(gathers, key=needed.__getitem__)
+    reason = f"{depth} gather{'s' * (depth != 1)} ahead of where it is needed"
+    for at, node in enumerate(in_order):
+        place = needed[in_order[at - depth]] if at >= depth else 0.0
         start_at(places, node, place - AHEAD)
-        decide(Decision(node.name, "start", f"{depth} gathers ahead of where it is needed", nbytes(node)))
+        decide(Decision(node.name, "start", reason, nbytes(node)))
 
 
 def second_group(gathers: Sequence[fx.Node], decide: Decide) -> None:
@@ -54,30 +53,32 @@ def keep_gathered(gathers: Sequence[fx.Node], decide: Decide) -> None:
             decide(Decision(node.name, "leave out", f"the backward reads what {first.name} gathered", nbytes(node)))
 
 
-def gather_again(graph: fx.Graph, gathers: Sequence[fx.Node], places: Places, decide: Decide) -> list[fx.Node]:
-    """What the backward reads of a gather of the forward is gathered there once more. The new gathers."""
-    again = {node.args[6] for node in gathers if phase(node) != "forward"}
-    found = []
+def gather_again(graph: fx.Graph, gathers: Sequence[fx.Node], places: Places, decide: Decide) -> None:
+    """What the backward reads of these gathers of the forward is gathered there once more."""
     for node in gathers:
-        if phase(node) == "forward" and node.args[6] not in again:
-            new = _again(graph, node, places)
-            found += new
-            for one in new:
-                decide(Decision(one.name, "gather again", f"{node.name} is freed behind the forward", nbytes(one)))
-    return found
+        new = _again(graph, node, places)
+        if new is not None:
+            decide(Decision(new.name, "gather again", f"{node.name} is freed behind the forward", nbytes(new)))
 
 
-def _again(graph: fx.Graph, gather: fx.Node, places: Places) -> list[fx.Node]:
+def freed(gathers: Sequence[fx.Node]) -> list[fx.Node]:
+    """The gathers of the forward whose parameters no other one gathers for the backward."""
+    again = {node.args[6] for node in gathers if phase(node) != "forward"}
+    return [node for node in gathers if phase(node) == "forward" and node.args[6] not in again]
+
+
+def _again(graph: fx.Graph, gather: fx.Node, places: Places) -> fx.Node | None:
+    """The new gather; None where the backward reads nothing of `gather`."""
     derived = [gather]
     for node in derived:
         derived += [
             user for user in node.users
             if user not in derived and phase(user) == "forward"
-            and (is_passing_on(user) or is_getitem(user) or is_view(user) or op_name_of(user) in _LASTING)
+            and (is_wait(user) or is_getitem(user) or is_view(user) or packet_name(user) in COPYING_OUT)
         ]  # fmt: skip
     late = [user for node in derived for user in node.users if user.op == "call_function" and phase(user) == "backward"]
     if not late:
-        return []
+        return None
     first = min(late, key=places.__getitem__)
     new: dict[fx.Node, fx.Node] = {}
 
@@ -94,4 +95,4 @@ def _again(graph: fx.Graph, gather: fx.Node, places: Places) -> list[fx.Node]:
         for user in dict.fromkeys(late):
             user.args = fx.node.map_arg(user.args, lambda one: twin(one) if one in derived else one)
             user.kwargs = fx.node.map_arg(user.kwargs, lambda one: twin(one) if one in derived else one)
-    return [new[gather]]
+    return new[gather]

@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import fx
 
-from tracefuse.optimizers.ops import is_getitem, is_view
-from tracefuse.optimizers.overlap.schedule import NAMESPACE, is_collective, is_of_ranks
+from tracefuse.optimizers.ops import RECORDED, is_getitem, is_wait
+from tracefuse.optimizers.overlap.collectives import sent_by
 from tracefuse.optimizers.trace import call, phase
 
 Places = dict[fx.Node, float]
@@ -32,10 +32,10 @@ def places_of(graph: fx.Graph) -> Places:
 
 def start_early(places: Places, node: fx.Node) -> None:
     """A collective starts as soon as all that it sends is there."""
-    sent, received = node.args[:2]
-    place = max((places[one] for one in sent), default=0.0) + AFTER  # type: ignore[union-attr, arg-type]
-    for one in (*received, node):  # type: ignore[misc]
-        if one.op == "call_function":
+    sent = sent_by(node)
+    place = places[node] = max((places[one] for one in sent), default=0.0) + AFTER
+    for one in node.all_input_nodes:
+        if one not in sent and one.op == "call_function":  # a part of what was received
             places[one] = place
 
 
@@ -48,28 +48,6 @@ def start_at(places: Places, node: fx.Node, place: float) -> None:
         if places[one] > place:
             places[one] = place
         above += [source for source in one.all_input_nodes if source.op == "call_function"]
-
-
-def is_passing_on(node: fx.Node) -> bool:
-    """Whether an op does nothing but wait for collectives, or show what they gave."""
-    if is_of_ranks(node):
-        return not is_collective(node)
-    return (is_getitem(node) or is_view(node)) and all(
-        is_passing_on(one) or (is_getitem(node) and is_collective(one)) for one in node.all_input_nodes
-    )
-
-
-def collectives_behind(node: fx.Node) -> set[fx.Node]:
-    """The collectives that such an op waits for, or shows."""
-    found: set[fx.Node] = set()
-    above = [node]
-    while above:
-        one = above.pop()
-        if is_collective(one):
-            found.add(one)
-        else:
-            above += one.all_input_nodes
-    return found
 
 
 def wait_late(graph: fx.Graph, places: Places, passing: Collection[fx.Node]) -> None:
@@ -114,7 +92,7 @@ def wait_apart(graph: fx.Graph, places: Places, node: fx.Node) -> None:
     node.args = (*node.args[:5], False, node.args[6])
     items = [one for one in node.users if is_getitem(one)]
     with graph.inserting_before(graph.output_node()):
-        wait = call(node, getattr(torch.ops, NAMESPACE).wait.default, items)
+        wait = call(node, getattr(torch.ops, RECORDED).wait.default, items)
         places[wait] = max(places[one] for one in items)
         for at, item in enumerate(items):
             result = call(node, operator.getitem, wait, at)
@@ -128,7 +106,7 @@ def wait_of(node: fx.Node, index: int) -> fx.Node | None:
     if item is None:
         return None
     for user in item.users:
-        if is_of_ranks(user) and not is_collective(user):
+        if is_wait(user):
             at = user.args[0].index(item)  # type: ignore[union-attr, arg-type]
             return next((one for one in user.users if is_getitem(one) and one.args[1] == at), None)
     return item

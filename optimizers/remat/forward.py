@@ -32,7 +32,7 @@ from tracefuse.optimizers.ops import (
     behind_views,
     does_work,
     draws_nothing,
-    exchanges,
+    is_collective,
     is_getitem,
     is_mutable,
     is_random,
@@ -151,7 +151,7 @@ def impossible(forward: Forward, node: fx.Node) -> str | None:
         return "draws from a random generator, and drawn again it would be another value"
     if is_mutable(op):
         return "writes to its arguments"
-    if exchanges(op):
+    if is_collective(op):
         return "exchanges tensors with other ranks, which would have to do so once more as well"
     overwritten = next((a for a in op.all_input_nodes if a in forward.stale), None)
     if overwritten is not None:

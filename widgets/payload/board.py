@@ -12,7 +12,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.timing import Estimate
 from tracefuse.measure.unbeaten import unbeaten
-from tracefuse.optimizers.overlap.schedule import gathers_parameters, is_collective
+from tracefuse.optimizers.overlap.collectives import gathers_parameters
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.tables.compared import ModuleDifference, compared
 from tracefuse.tables.folding import folded_paths
@@ -68,7 +68,7 @@ def board_record(stands: Sequence[Stand], shown: int, variant: Variant, clock: C
 @per_trace
 def gathers_any(trace: Trace) -> bool:
     """Whether a step gathers parameters, which it can keep behind the forward or free."""
-    return any(is_collective(node) and gathers_parameters(node) for node in trace.ops)
+    return any(map(gathers_parameters, trace.ops))
 
 
 def outcome(shown: Entry, swept: Mapping[Config, Entry]) -> str:

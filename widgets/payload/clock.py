@@ -19,7 +19,7 @@ from tracefuse.device.target import chosen as target_choice
 from tracefuse.errors import OptionError
 from tracefuse.measure.launches import launch_bound_us
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
-from tracefuse.measure.overlapped import check_exchanges, has_exchanges, has_recorded_exchanges, on_mesh
+from tracefuse.measure.overlapped import check_recorded, has_collectives, has_recorded_collectives, on_mesh
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
 from tracefuse.measure.timing import ProgramTiming
 from tracefuse.optimizers.costs.cost import Peaks
@@ -108,7 +108,7 @@ def choices(variant: Variant, is_measured: bool, chosen: str = "") -> tuple[tupl
     default = () if variant.runs_triton else ((DEFAULT, f"{_name(roofline_of(variant.whole))}{example}"),)
     here = "this GPU" if variant.runs_triton else "this CPU"
     own = ((HERE, here),) if variant.runs_triton or is_measured else ()
-    examples = MESHES if has_recorded_exchanges(variant.program.whole) else ()
+    examples = MESHES if has_recorded_collectives(variant.program.whole) else ()
     meshes = dict.fromkeys([*([chosen] if is_mesh(chosen) else []), *examples])
     return (*default, *own, *((name, name) for name in (*TARGETS, *meshes)))
 
@@ -135,12 +135,12 @@ class Clocks:
         """Tell times of `device` from now on, and price everything for it that is priced: a GPU, or that of a machine of
         several, becomes `tracefuse.target`. Raises `OptionError` for one that is not known, `MeshError` for no machine, and
         `MeasureError` where the collectives of the step are none that a model takes."""
-        machine = mesh(device) if is_mesh(device) and has_exchanges(variant.program.whole) else None
+        machine = mesh(device) if is_mesh(device) and has_collectives(variant.program.whole) else None
         known = [name for name, _ in choices(variant, is_measured=bool(self.known.timelines or self.known.timings))]
         if device not in known and machine is None:
             raise OptionError(f"no times are known of {device!r}: choose from {', '.join(known)}")
         if machine is not None:
-            check_exchanges(variant.program.whole)
+            check_recorded(variant.program.whole)
             target(machine.gpu)
         elif device in TARGETS:
             target(device)

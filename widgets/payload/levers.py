@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tracefuse.measure.overlapped import has_exchanges
+from tracefuse.measure.overlapped import has_collectives
 from tracefuse.optimizers.costs.alignment import unaligned
 from tracefuse.optimizers.costs.cost import flops, packet_name
 from tracefuse.optimizers.errors import TracefuseError
@@ -37,7 +37,7 @@ def lever_record(name: str, variant: Variant, clock: Clock) -> dict[str, Any]:
 
 def _needs(name: str, variant: Variant, records: Sequence[PassRecord]) -> str:
     state = variant.config.state(name)
-    if name == "overlap" and not has_exchanges(variant.program.trace):
+    if name == "overlap" and not has_collectives(variant.program.trace):
         return "this step exchanges nothing with other ranks"
     if state != "on":
         return state

@@ -35,10 +35,11 @@ from results import environment, parser, write
 
 import tracefuse
 from tracefuse.measure.op_times import modelled
+from tracefuse.optimizers.ops import is_of_ranks
 from tracefuse.optimizers.overlap import model
 from tracefuse.optimizers.overlap.links import Link, Mesh, fitted
 from tracefuse.optimizers.overlap.options import Options
-from tracefuse.optimizers.overlap.schedule import NAMESPACE, schedule_of
+from tracefuse.optimizers.overlap.schedule import schedule_of
 from tracefuse.optimizers.trace import Trace
 from tracefuse.text import aligned
 
@@ -149,7 +150,7 @@ def _said(link: Link) -> dict[str, float]:
 def _op_times(trace: Trace, alone_us: float) -> dict[str, float]:
     """The rests take what they rest, and the other ops, in the proportions of a roofline, what is left of a step alone."""
     rests = {node.name: 1e3 * node.args[1] for node in trace.ops if "overlap_bench" in str(node.target)}
-    exchanged = {node.name for node in trace.ops if getattr(node.target, "namespace", "") == NAMESPACE}
+    exchanged = {node.name for node in trace.ops if is_of_ranks(node)}
     others = {name: us for name, us in modelled(trace).us.items() if name not in rests and name not in exchanged}
     left = max(0.0, alone_us - sum(rests.values()))
     return rests | {name: left * us / sum(others.values()) for name, us in others.items()}

@@ -20,8 +20,8 @@ from tracefuse.measure.frontier import MOVED, Frontier, Point, resharded
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.overlapped import on_mesh
 from tracefuse.optimizers.liveness import lifetimes, peak_bytes
+from tracefuse.optimizers.ops import is_of_ranks
 from tracefuse.optimizers.overlap.links import mesh
-from tracefuse.optimizers.overlap.schedule import is_of_ranks
 from tracefuse.optimizers.trace import phase
 from tracefuse.widgets.payload.clock import modelled_clock
 

@@ -14,8 +14,10 @@ from ranks import Gathering, gathering_graph, needs_gloo
 import tracefuse
 from tracefuse.errors import NotSupported
 from tracefuse.optimizers.liveness import peak_bytes
+from tracefuse.optimizers.ops import is_wait
 from tracefuse.optimizers.overlap import Overlap
-from tracefuse.optimizers.overlap.issued import gathers_inputs, is_joined, is_start, is_wait, order_of_collectives
+from tracefuse.optimizers.overlap.collectives import gathers_parameters
+from tracefuse.optimizers.overlap.issued import is_joined, is_start, order_of_collectives
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import Trace, phase
 from tracefuse.optimizers.verify import verify
@@ -85,7 +87,7 @@ def test_a_gather_is_in_flight_for_as_many_others_as_it_is_prefetched(trace: Tra
     assert order(trace, "forward").startswith("sw")
     for depth in (0, 1, 2):
         new, _ = applied(trace, prefetch=depth)
-        starts = [node for node in new.ops if is_start(node) and gathers_inputs(node)]
+        starts = [node for node in new.ops if is_start(node) and gathers_parameters(node)]
         place = {node: at for at, node in enumerate(new.ops)}
         for at, node in enumerate(starts):
             (wait,) = node.users
