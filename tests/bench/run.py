@@ -90,6 +90,7 @@ BENCHES = {
     "timeline_file": Bench("overhead/timeline_file.py"),
     "many_ranks": Bench("overhead/many_ranks.py", check=True, limit_s=2400),
     "overlap_model": Bench("trust/overlap_model.py"),
+    "overlap_gain": Bench("trust/overlap_gain.py", check=True),
 }
 """By the name of their results."""
 

@@ -498,6 +498,14 @@ def test_many_ranks(tmp_path: Path) -> None:
     assert "of a processor" in printed
 
 
+def test_overlap_gain(tmp_path: Path) -> None:
+    found, printed = run("trust/overlap_gain.py", tmp_path)
+    assert found["ranks"] == 4
+    assert [one["same"] for one in found["rows"]] == [True] * 5
+    assert found["alone_ms"] < min(one["ms"] for one in found["rows"])
+    assert "without an exchange" in printed
+
+
 def test_linear_cross_entropy(tmp_path: Path) -> None:
     found, printed = run("losses/linear_cross_entropy.py", tmp_path, "--budget", "0.2")
     assert list(found["rows"]) == ["eager", "torch.compile", "ours", "ours, whole logits"]
