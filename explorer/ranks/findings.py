@@ -46,9 +46,13 @@ _FIXES = {
     GARBAGE: "collect on all ranks at the same step: `gc.disable()`, and `gc.collect(1)` every few hundred steps on each",
     CHECKPOINT: "save in the background (`torch.distributed.checkpoint.async_save`), or on all ranks at the same step",
     LOGGING: "log less often, or from another thread",
-    HOST: "move the operator to the GPU, or into a worker that loads data",
+    HOST: "do this work on all ranks alike, or in a worker that loads data",
     PYTHON: "do this work before the step or in a worker, or on all ranks at the same time",
 }
+
+
+_ONTO_GPU = "move the operator to the GPU, or into a worker that loads data"
+_NO_STACKS = "record Python stacks (`with_stack=True`), which say what the host does there"
 
 
 def diagnose_ranks(ranks: Ranks) -> Findings:
@@ -124,9 +128,13 @@ def _stragglers(ranks: Ranks) -> Iterator[Finding]:
             evidence=_of_wait(wait),
             values=(),
             source=doing.line,
-            fix=_FIXES.get(doing.kind, "record Python stacks (`with_stack=True`), which say what the host does there"),
+            fix=_ONTO_GPU if doing.kind == HOST and _has_gpu(ranks) else _FIXES.get(doing.kind, _NO_STACKS),
             worth=_worth(ranks, wait.late_ns),
         )
+
+
+def _has_gpu(ranks: Ranks) -> bool:
+    return any(rank.has_gpu for rank in ranks.ranks.values())
 
 
 def _of_wait(wait: Wait) -> tuple[tuple[str, str], ...]:

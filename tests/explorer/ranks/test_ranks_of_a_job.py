@@ -149,6 +149,7 @@ def test_a_cause_is_named_with_rank_module_and_line(tmp_path: Path, cause: str, 
     finding = next(one for one in ranks.findings() if one.id == "straggler")
     assert finding.source == line
     assert "rank 2" in finding.title
+    assert ("to the GPU" in finding.fix) == (cause == "host")
 
 
 def test_of_collectives_that_go_on_at_once_waiting_counts_once(tmp_path: Path) -> None:

@@ -178,8 +178,10 @@ def test_collectives_of_two_gpus_are_matched(of_two_gpus: dict[str, Ranks], case
 @pytest.mark.slow
 @needs_gloo
 def test_a_late_process_is_named(tmp_path: Path) -> None:
-    found = recorded("gloo", tmp_path, "clean", "fsdp", "input")
+    found = recorded("gloo", tmp_path, "clean", "fsdp", "input", "host")
     for case, kinds in {"clean": {"all_reduce"}, "fsdp": {"all_gather", "all_reduce"}}.items():
         check_exchanges(found[case], kinds, is_gpu=False)  # gloo scatters what it has reduced
     check_exchanges(found["input"], {"all_reduce"}, is_gpu=False)
     assert any(names_planted(one, "input") for one in stragglers(found["input"]))
+    (counted,) = (one for one in found["host"].findings() if one.source.startswith("count_words"))
+    assert "on all ranks alike" in counted.fix, "no rank has a GPU to move it to"
