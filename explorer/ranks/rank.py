@@ -265,9 +265,11 @@ class Rank:
 
     @cached_property
     def _asking(self) -> np.ndarray:
-        """The call that asked for each collective, of gloo the operator that did, or `NONE`."""
+        """The call that asked for each collective, of gloo the operator that did, or `NONE`. Gloo's ranges do not say their
+        group, and each group has an order of its own: with several nobody knows."""
         found, exchanges = self._calls.copy(), self.exchanges
-        if not self.has_gpu:
+        said = self.run.recording.header.get("distributedInfo")
+        if not self.has_gpu and isinstance(said, dict) and said.get("pg_count") == 1:
             for number, kind in enumerate(exchanges.kinds):
                 own = np.flatnonzero((exchanges.kind == number) & (found == NONE))
                 rows = asked_of_gloo(self.events, kind, exchanges.start_ns[own])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,12 @@ def test_a_late_process_is_named(tmp_path: Path) -> None:
     found = recorded("gloo", tmp_path, "clean", "fsdp", "input", "host")
     for case, kinds in {"clean": {"all_reduce"}, "fsdp": {"all_gather", "all_reduce"}}.items():
         check_exchanges(found[case], kinds, is_gpu=False)  # gloo scatters what it has reduced
+    for file in tmp_path.glob("clean-rank*.json.gz"):
+        said = gzip.decompress(file.read_bytes())
+        assert said.count(b'"pg_count": 1,') == 1
+        file.write_bytes(gzip.compress(said.replace(b'"pg_count": 1,', b'"pg_count": 2,')))
+    of_two_groups = load_ranks(sorted(tmp_path.glob("clean-rank*.json.gz"))).exposed_by_module()
+    assert {module for _, module, _ in of_two_groups} == {""}, "gloo's ranges do not say their group"
     check_exchanges(found["input"], {"all_reduce"}, is_gpu=False)
     assert any(names_planted(one, "input") for one in stragglers(found["input"]))
     (counted,) = (one for one in found["host"].findings() if one.source.startswith("count_words"))
