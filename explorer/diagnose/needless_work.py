@@ -131,17 +131,20 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     nodes = [n for n in case.trace.ops if n not in case.not_on_a_gpu and _on_tensor_cores(n, tf32) and _odd_width(n)]
     for (width, wide), group in grouped(nodes, _odd_width).items():
         (us, is_padded), multiple = _spared_by_padding(case, group), ALIGNED_BYTES // val(group[0]).element_size()
+        severity, whole_us = case.severity(us), case.us(group)
         yield from case.finding(
             "unaligned-matmul",
-            case.severity(us),
+            severity or (case.severity(whole_us) and "low"),  # the model may know no reason why these are slow
             f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {multiple}",
             (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
             group,
             group[0],
             f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model (a vocabulary: "
             f"set vocab_size={wide}; the added classes are never targets)",
-            us,
+            us if severity else f"part of {case.worth(whole_us)}",
             {"pad": True} if is_padded else None,
+            kind=case.times.kind,
+            worth_us=us,
         )
 
 
