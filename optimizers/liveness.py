@@ -147,8 +147,10 @@ def saved_storages(trace: Trace) -> dict[int, tuple[str, int, dict[fx.Node, None
     gradients = {node for out, node in trace.output_pairs if out.kind == "gradient"}
     found: dict[int, tuple[str, int, dict[fx.Node, None]]] = {}
     for node in trace.ops:
+        if phase(node) == "backward":
+            continue
         readers = [u for u in node.users if u.op == "call_function" and phase(u) == "backward"]
-        if phase(node) == "backward" or not (readers or node in gradients):
+        if not (readers or node in gradients):
             continue
         for memory, count in storages(node).items():
             if memory not in theirs:

@@ -1,4 +1,7 @@
-"""An op: its name and arguments, and whether it is a view, draws random numbers or writes to an operand."""
+"""An op: its name and arguments, and whether it is a view, draws random numbers or writes to an operand.
+
+Private: `Node._args`, seen on torch 2.11, 2.13 and 2.15: what `args` returns, which costs a call in Python each time.
+"""
 
 from __future__ import annotations
 
@@ -97,16 +100,17 @@ def is_view(node: fx.Node) -> bool:
     """
     target = node.target
     if target is operator.getitem:
-        return is_view(node.args[0])  # type: ignore[arg-type]
+        return is_view(node._args[0])  # type: ignore[arg-type]
     if not getattr(target, "is_view", False) and target is not _UNSAFE_VIEW:
         return False
-    return not (node.args and isinstance(node.args[0], (int, float, complex)))
+    args = node._args
+    return not (args and isinstance(args[0], (int, float, complex)))
 
 
 def behind_views(node: fx.Node) -> fx.Node:
     """The value whose memory a view shows; any other value is its own."""
     while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]
+        node = node._args[0]  # type: ignore[assignment]
     return node
 
 
@@ -136,13 +140,13 @@ def grouped(members: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]
     return groups
 
 
-def frozen(value: Any, of: Callable[[fx.Node], Hashable] = lambda node: node) -> Hashable:
+def frozen(value: Any, of: Callable[[fx.Node], Hashable] | None = None) -> Hashable:
     """An op's arguments as a key, in which `of` stands for each value; `True`, `1.0` and `1`, and both zeros, are others."""
     if isinstance(value, fx.Node):
-        return of(value)
+        return value if of is None else of(value)
     if isinstance(value, (tuple, list)):
-        return tuple(frozen(one, of) for one in value)
-    if isinstance(value, Mapping):
+        return tuple([frozen(one, of) for one in value])
+    if isinstance(value, (dict, Mapping)):
         return tuple((name, frozen(one, of)) for name, one in sorted(value.items()))
     return type(value), repr(value) if isinstance(value, (float, complex, slice)) else value
 
@@ -154,7 +158,9 @@ def does_work(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether the op draws from a random generator: it may be saved, never drawn again."""
-    target = producer(node).target
+    target = node.target
+    if target is operator.getitem:
+        target = producer(node).target
     return isinstance(target, torch._ops.OpOverload) and _draws(target)
 
 

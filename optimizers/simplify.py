@@ -77,8 +77,8 @@ def is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def ancestors(node: fx.Node) -> Iterator[fx.Node]:
     """The tensors that `node` is a view of, nearest first."""
-    while is_view(node) and node.args and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
+    while is_view(node) and (args := node.args) and isinstance(args[0], fx.Node):
+        node = args[0]
         if isinstance(val(node), torch.Tensor):
             yield node
 
@@ -86,7 +86,8 @@ def ancestors(node: fx.Node) -> Iterator[fx.Node]:
 def view_of_itself(node: fx.Node) -> Rewrite | None:
     if not is_view(node) or not isinstance(val(node), torch.Tensor):
         return None
-    same = [a for a in ancestors(node) if is_same_view(val(node), val(a))]
+    value = val(node)
+    same = [a for a in ancestors(node) if is_same_view(value, val(a))]
     return Same(same[-1], f"reads the same elements as {same[-1].name}") if same else None
 
 
@@ -238,6 +239,8 @@ def single_operand(node: fx.Node) -> Rewrite | None:
 
 
 RULES = (view_of_itself, copy_of_itself, empty_operands, single_operand, cast_of_cast, view_of_view)
+ASKS_READERS = (cast_of_cast,)
+"""The rules whose answer follows from more than an op and what it is computed from."""
 ONLY_FOR: dict[Any, Collection[Any]] = {
     copy_of_itself: COPIES,
     empty_operands: (aten.cat.default,),
@@ -251,6 +254,10 @@ ONLY_FOR: dict[Any, Collection[Any]] = {
 @once_per_operator
 def _rules_of(target: torch._ops.OpOverload) -> tuple[Callable[[fx.Node], Rewrite | None], ...]:
     return tuple(rule for rule in RULES if rule not in ONLY_FOR or target in ONLY_FOR[rule])
+
+
+_RULES_OF_OTHERS = tuple(rule for rule in RULES if rule not in ONLY_FOR)
+"""Those for parts of several results, and kernels."""
 
 
 # --- common subexpressions --------------------------------------------------------------------------------------------
@@ -268,7 +275,7 @@ def expression(node: fx.Node) -> Hashable | None:
     is_apart = is_random(node) or is_mutable(node) or is_collective(node) or recomputes(node)
     if is_apart or (node.target in _FILLS and phase(node) == "update"):
         return None
-    return phase(node), node.target, frozen(node.args), frozen(node.kwargs)
+    return phase(node), node.target, frozen(node.args), frozen(node.kwargs) if node.kwargs else ()
 
 
 # --- the pass ---------------------------------------------------------------------------------------------------------
@@ -286,26 +293,51 @@ def _apply(node: fx.Node, rewrite: Rewrite, decide: Decide) -> bool:
     return refusal is None
 
 
-def _simplify_node(node: fx.Node, seen: dict[Hashable, fx.Node], decide: Decide) -> bool:
-    for rule in _rules_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else RULES:
-        rewrite = rule(node)
-        if rewrite is not None and _apply(node, rewrite, decide):
-            return True
-    # Torch 2.11 cannot type pinned memory.
-    key = None if node.target is aten._pin_memory.default else expression(node)
-    first = node if key is None else seen.setdefault(key, node)
-    return first is not node and _apply(node, Same(first, f"computes the same as {first.name}"), decide)
+class _Sweeps:
+    """Sweeps over one graph, each of which returns whether it changed something.
 
+    An op that no rule matched is not asked again by the next sweep, up to the first rewrite there: since it was asked, only
+    what comes after it has changed, and who reads what.
+    """
 
-def _sweep(graph: fx.Graph, decide: Decide) -> bool:
-    seen: dict[Hashable, fx.Node] = {}
-    live = [n for n in graph.nodes if n.op == "call_function" and n.users]
-    rewritten = [n.name for n in live if _simplify_node(n, seen, decide)]
-    dead = eliminate_dead_code(graph)
-    for name in dead:
-        if name not in rewritten:
-            decide(Decision(name, "removed", "nothing reads it"))
-    return bool(rewritten or dead)
+    def __init__(self) -> None:
+        self._settled: dict[fx.Node, Hashable | None] = {}
+
+    def __call__(self, graph: fx.Graph, decide: Decide) -> bool:
+        settled, self._settled = self._settled, {}
+        seen: dict[Hashable, fx.Node] = {}
+        rewritten: set[str] = set()
+        for node in [n for n in graph.nodes if n.op == "call_function" and n.users]:
+            if not rewritten and node in settled:
+                key = settled[node]
+                if key is None or seen.setdefault(key, node) is node:
+                    self._settled[node] = key
+                    continue
+            if self._rewrites(node, seen, decide):
+                rewritten.add(node.name)
+        dead = eliminate_dead_code(graph)
+        for name in dead:
+            if name not in rewritten:
+                decide(Decision(name, "removed", "nothing reads it"))
+        return bool(rewritten or dead)
+
+    def _rewrites(self, node: fx.Node, seen: dict[Hashable, fx.Node], decide: Decide) -> bool:
+        """Rewrite one op by the first rule that can. Returns whether there is one."""
+        rules = _rules_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else _RULES_OF_OTHERS
+        is_settled = not any(rule in ASKS_READERS for rule in rules)
+        for rule in rules:
+            if (rewrite := rule(node)) is not None:
+                is_settled = False
+                if _apply(node, rewrite, decide):
+                    return True
+        # Torch 2.11 cannot type pinned memory.
+        key = None if node.target is aten._pin_memory.default else expression(node)
+        first = node if key is None else seen.setdefault(key, node)
+        if first is not node:
+            return _apply(node, Same(first, f"computes the same as {first.name}"), decide)
+        if is_settled:
+            self._settled[node] = key
+        return False
 
 
 @dataclass(frozen=True)
@@ -315,4 +347,4 @@ class Simplify:
     name: ClassVar[str] = "simplify"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        return until_settled(trace, decide, _sweep)
+        return until_settled(trace, decide, _Sweeps())

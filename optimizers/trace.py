@@ -288,13 +288,27 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
 def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """Append `node`, of another graph, to `graph`: same name and metadata, each operand `a` replaced by `new[a]`.
 
-    Unlike `Graph.node_copy`, it neither searches the operands for symbolic numbers nor looks the node up by its target.
+    It does what `Graph.create_node` does, but for what a copy need not: it does not search the operands for symbolic numbers,
+    and looks for another name only where this one is taken. Private: `Graph._insert`, `_len`, `_find_nodes_lookup_table` and
+    `_graph_namespace`, seen on torch 2.13.
     """
-    copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-    if node.args:
-        object.__setattr__(copy, "args", fx.node.map_arg(node.args, new.__getitem__))
-    if node.kwargs:
-        object.__setattr__(copy, "kwargs", fx.node.map_arg(node.kwargs, new.__getitem__))
+    args, kwargs, name, space = node.args, node.kwargs, node.name, graph._graph_namespace
+    if args:
+        args = fx.node.map_arg(args, new.__getitem__)
+    if kwargs:
+        kwargs = fx.node.map_arg(kwargs, new.__getitem__)
+    if name in space._used_names:
+        name = space.create_name(name, None)
+    else:
+        space._used_names.add(name)
+        base, _, number = name.rpartition("_")
+        if number.isdecimal():
+            space._base_count[base] = int(number)
+    copy = fx.Node(graph, name, node.op, node.target, args, kwargs, node.type)
+    space.associate_name_with_obj(name, copy)
+    graph._insert(copy)
+    graph._find_nodes_lookup_table.insert(copy)
+    graph._len += 1
     copy.meta.update(node.meta)
     share_facts(node, copy)
     return copy
@@ -310,11 +324,13 @@ def eliminate_dead_code(graph: fx.Graph) -> list[str]:
 
     A random op stays where a later one is read, so that the later one draws the same numbers.
     """
+    if not has_unread(graph):
+        return []
     dead, draws_later = [], False
     for node in reversed(list(graph.nodes)):
-        if node.op != "call_function":
+        if node.op != "call_function" or (node.users and draws_later):
             continue
-        draws = is_random(node) and not is_getitem(node)
+        draws = not is_getitem(node) and is_random(node)
         if not node.users and not is_mutable(node) and not (draws and draws_later):
             dead.append(node.name)
             graph.erase_node(node)

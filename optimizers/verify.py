@@ -39,16 +39,18 @@ def verify(trace: Trace) -> None:
     names: set[str] = set()
     modes: set[int] = set()
     owners: dict[int, fx.Node] = {}
-    has_late = backward_began = False  # a value, and an op, of the backward
+    late: set[fx.Node] = set()
+    backward_began = False
     for node in trace.graph.nodes:
-        is_op, now = node.op == "call_function", phase(node)
+        is_late = phase(node) == "backward"
         problem = _problem(node, seen, names)
-        if problem is None and is_op:
-            if has_late and now == "forward":
-                problem = _late_problem(node, backward_began)
+        if problem is None and node.op == "call_function":
+            if late and phase(node) == "forward":
+                problem = _late_problem(node, late, backward_began)
             problem = problem or _memory_problem(node, owners)
-            backward_began = backward_began or now == "backward"
-        has_late = has_late or now == "backward"
+            backward_began = backward_began or is_late
+        if is_late:
+            late.add(node)
         modes.update(_modes(node))
         if problem is None and len(modes) > 1:
             problem = "its FakeTensor belongs to another FakeTensorMode than the values before it"
@@ -98,10 +100,11 @@ def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
     return None
 
 
-def _late_problem(node: fx.Node, backward_began: bool) -> str | None:
-    """What is wrong with a forward op that comes after values of the backward."""
-    if late := [a.name for a in node.all_input_nodes if phase(a) == "backward"]:
-        return f"is a forward op that reads the backward value {', '.join(late)}"
+def _late_problem(node: fx.Node, late: set[fx.Node], backward_began: bool) -> str | None:
+    """What is wrong with a forward op that comes after the values `late` of the backward."""
+    if not late.isdisjoint(node.all_input_nodes):
+        names = ", ".join(a.name for a in node.all_input_nodes if a in late)
+        return f"is a forward op that reads the backward value {names}"
     return "a forward op stands after the backward has begun" if backward_began else None
 
 
@@ -111,9 +114,10 @@ def _memory_problem(node: fx.Node, owners: dict[int, fx.Node]) -> str | None:
     if lies_elsewhere:
         names = ", ".join(one.name for one in node.all_input_nodes)
         return f"its FakeTensor lies elsewhere than {names}, where it should: have `refresh_views` type it anew"
-    taken = [] if owners.keys().isdisjoint(makes) else [memory for memory in makes if memory in owners]
+    taken = [memory for memory in makes if memory in owners]
     owner = owners[taken[0]] if taken else node
-    owners.update(dict.fromkeys(makes, node))
+    for memory in makes:
+        owners[memory] = node
     if not taken:
         return None
     given = {memory for operand in node.all_input_nodes for memory in storages(operand)}

@@ -26,10 +26,10 @@ from tracefuse.optimizers.formulas.windows import WINDOW_OPS
 from tracefuse.optimizers.fuse.remaking import is_for_reader, reads_of, sources
 from tracefuse.optimizers.kernels.fusible import is_remade
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
-from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, columns_of, rows_of
+from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, SUMMED, columns_of, rows_of
 from tracefuse.optimizers.lowering.random_ops import is_draw, is_mask
 from tracefuse.optimizers.lowering.views import SPLITS
-from tracefuse.optimizers.ops import is_collective, is_getitem, is_random, is_view, producer
+from tracefuse.optimizers.ops import is_collective, is_getitem, is_random, is_view, once_per_operator, producer
 from tracefuse.optimizers.trace import nbytes, phase, tensors
 
 Sizes = tuple[int, int, int]
@@ -66,7 +66,8 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
         links = _links(node, region_of) if node in fusible else ()
         deepest = 0
         for operand in node.all_input_nodes:
-            deepest = max(deepest, depth[operand] + (operand not in links and _is_border(operand)))
+            if (at := depth[operand]) >= deepest:
+                deepest = max(deepest, at + (operand not in links and _is_border(operand)))
         if is_random(node):
             drawn = deepest = max(deepest, drawn)
         if is_collective(node):
@@ -86,8 +87,8 @@ def _is_border(node: fx.Node) -> bool:
 
 def _links(node: fx.Node, region_of: dict[fx.Node, Region]) -> list[fx.Node]:
     """The operands whose region `node` may join: a copy for a reader only that of another such copy."""
-    found = [a for a in node.all_input_nodes if a in region_of and _may_join(node, region_of[a])]
-    return [a for a in found if is_for_reader(a)] if is_for_reader(node) else found
+    found = [a for a in node.all_input_nodes if (region := region_of.get(a)) and _may_join(node, region)]
+    return [a for a in found if is_for_reader(a)] if found and is_for_reader(node) else found
 
 
 def _may_join(node: fx.Node, region: Region) -> bool:
@@ -131,13 +132,19 @@ def _put(node: fx.Node, loops: Loops, home: Region) -> None:
 
 def loops_of(node: fx.Node) -> Loops:
     """The sizes of what an op reduces by rows, and of what it sums down columns."""
-    if node.op != "call_function":
+    target = node.target
+    if node.op != "call_function" or (isinstance(target, torch._ops.OpOverload) and not _reduces(target)):
         return None, None
     columns = columns_of(node)
     if columns is not None or node.target not in REDUCTIONS:
         return None, columns.sizes if columns else None
     rows = rows_of(node)
     return rows.sizes if rows else None, None
+
+
+@once_per_operator
+def _reduces(target: torch._ops.OpOverload) -> bool:
+    return target in SUMMED or target in REDUCTIONS
 
 
 def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
@@ -148,10 +155,10 @@ def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
 
 
 def _agree(node: fx.Node, loops: Loops, near: list[Region]) -> bool:
+    if loops == (None, None) and not any(r.rows or r.columns for r in near):
+        return True
     every = [loops, *((r.rows, r.columns) for r in near)]
     rows, columns = {rows for rows, _ in every if rows}, {columns for _, columns in every if columns}
-    if not (rows or columns):
-        return True
     if not agree(rows, columns):
         return False
     operands, value = node.all_input_nodes, node.meta["val"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import touched_nbytes
@@ -21,7 +22,7 @@ from tracefuse.optimizers.kernels.fusible import is_constant, is_remade
 from tracefuse.optimizers.lowering.expressions import POINTWISE, TRANSCENDENTAL
 from tracefuse.optimizers.lowering.gathers import GATHERS
 from tracefuse.optimizers.lowering.lowering import COPIES
-from tracefuse.optimizers.ops import behind_views, is_view
+from tracefuse.optimizers.ops import behind_views, is_view, once_per_operator
 from tracefuse.optimizers.trace import nbytes
 
 
@@ -32,7 +33,12 @@ def is_for_reader(node: fx.Node) -> bool:
 
 def is_copyable(node: fx.Node) -> bool:
     """Whether a kernel that reads the value can compute it: a pointwise op, a cast, a copy, a gather, or a view."""
-    return is_view(node) or any(node.target in known for known in (POINTWISE, COPIES, GATHERS))
+    return is_view(node) or (isinstance(node.target, torch._ops.OpOverload) and _computes_places(node.target))
+
+
+@once_per_operator
+def _computes_places(target: torch._ops.OpOverload) -> bool:
+    return any(target in known for known in (POINTWISE, COPIES, GATHERS))
 
 
 def is_cheap(node: fx.Node) -> bool:

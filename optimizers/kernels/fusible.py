@@ -6,14 +6,14 @@ kernel's text is written (`functions`).
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import once_per_op
+from tracefuse.optimizers.facts import devices, once_per_op, once_per_value, tensors_in
 from tracefuse.optimizers.formulas.windows import NEAREST, WINDOW_OPS, window_refusal
 from tracefuse.optimizers.lowering.composites import COMPOSITES, CONSTANTS, REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
@@ -33,7 +33,7 @@ from tracefuse.optimizers.lowering.lowering import COPIES
 from tracefuse.optimizers.lowering.placements import scatter_refusal
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
-from tracefuse.optimizers.ops import aten, is_view, reached
+from tracefuse.optimizers.ops import aten, is_view, once_per_operator, reached
 from tracefuse.optimizers.trace import SHORT_DTYPE, phase, shape_of, tensors, val
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
@@ -64,7 +64,12 @@ def refusal(node: fx.Node) -> str | None:
 
 def is_constant(node: fx.Node) -> bool:
     """Whether the op yields numbers that are known without its operands: cheap enough to be made again in every kernel."""
-    return node.op == "call_function" and node.target in CONSTANTS
+    return isinstance(node.target, torch._ops.OpOverload) and _is_constant(node.target)
+
+
+@once_per_operator
+def _is_constant(target: torch._ops.OpOverload) -> bool:
+    return target in CONSTANTS
 
 
 def is_remade(node: fx.Node) -> bool:
@@ -96,9 +101,14 @@ def slow_in_aten(node: fx.Node) -> str | None:
 
 def _getitem_refusal(node: fx.Node) -> str | None:
     source: fx.Node = node.args[0]  # type: ignore[assignment]
-    if all(source.target not in known for known in (SPLITS, COMPOSITES, WINDOW_OPS)):
+    if not (isinstance(source.target, torch._ops.OpOverload) and _has_parts(source.target)):
         return "it is a part of an op that stays with ATen"
     return refusal(source) or _type_refusal(node)
+
+
+@once_per_operator
+def _has_parts(target: torch._ops.OpOverload) -> bool:
+    return any(target in known for known in (SPLITS, COMPOSITES, WINDOW_OPS))
 
 
 @once_per_op
@@ -107,7 +117,7 @@ def _op_refusal(node: fx.Node) -> str | None:
     return reason or _row_refusal(node) or gather_refusal(node) or window_refusal(node) or scatter_refusal(node)
 
 
-@functools.cache
+@once_per_operator
 def _unknown(target: torch._ops.OpOverload) -> str | None:
     if any(target in known for known in (POINTWISE, VIEWS, SPLITS, COPIES, COMPOSITES, WINDOW_OPS)):
         return None
@@ -122,13 +132,9 @@ def _unknown(target: torch._ops.OpOverload) -> str | None:
 
 @once_per_op
 def _type_refusal(node: fx.Node) -> str | None:
-    for tensor in (*tensors(node), *(t for a in node.all_input_nodes for t in tensors(a))):
-        if tensor.dtype not in COMPUTE_TYPE:
-            return f"{SHORT_DTYPE.get(tensor.dtype, tensor.dtype)} has no Triton form"
-        if tensor.layout is not torch.strided:
-            return f"its layout is {tensor.layout}"
-        if set(map(type, tensor.shape)) - {int}:
-            return "its shape is symbolic"
+    for one in (node, *node.all_input_nodes):
+        if reason := _value_refusal(one):
+            return reason
     if node.target in POINTWISE and rule_of(node.target, val(node).dtype) is None:
         return f"its result of {SHORT_DTYPE[val(node).dtype]} has no Triton form"
     if not is_view(node) and any(tensor.numel() == 0 for tensor in tensors(node)):
@@ -136,13 +142,25 @@ def _type_refusal(node: fx.Node) -> str | None:
     return None
 
 
+@once_per_value
+def _value_refusal(value: Any) -> str | None:
+    for tensor in tensors_in(value):
+        if tensor.dtype not in COMPUTE_TYPE:
+            return f"{SHORT_DTYPE.get(tensor.dtype, tensor.dtype)} has no Triton form"
+        if tensor.layout is not torch.strided:
+            return f"its layout is {tensor.layout}"
+        if set(map(type, tensor.shape)) - {int}:
+            return "its shape is symbolic"
+    return None
+
+
 def _device_refusal(node: fx.Node) -> str | None:
-    if len({t.device for a in (node, *node.all_input_nodes) for t in tensors(a)}) == 1:
+    if len({device for a in (node, *node.all_input_nodes) for device in devices(a)}) == 1:
         return None
     read = () if is_constant(node) else node.all_input_nodes
-    devices = {t.device for a in read if not (is_constant(a) and val(a).dim() == 0) for t in tensors(a)}
-    devices |= {t.device for t in tensors(node)}
-    return f"it has values on {' and '.join(sorted(map(str, devices)))}" if len(devices) > 1 else None
+    found = {device for a in read if not (is_constant(a) and val(a).dim() == 0) for device in devices(a)}
+    found |= {*devices(node)}
+    return f"it has values on {' and '.join(sorted(map(str, found)))}" if len(found) > 1 else None
 
 
 def _row_refusal(node: fx.Node) -> str | None:

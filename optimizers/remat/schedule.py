@@ -8,7 +8,7 @@ second choice of what to save starts from the same program as the first. Copies 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -149,7 +149,7 @@ def _original(graph: fx.Graph, copy: fx.Node, name: str, new: dict[fx.Node, fx.N
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def just_in_time(graph: fx.Graph, movable: Collection[fx.Node]) -> None:
+def just_in_time(graph: fx.Graph, movable: Set[fx.Node]) -> None:
     """Move every op of `movable` (backward ops) to right before its first reader; all others keep their order.
 
     What a moved op reads moves along if it is movable too. So values that are recomputed live as short as they can, and
@@ -157,7 +157,8 @@ def just_in_time(graph: fx.Graph, movable: Collection[fx.Node]) -> None:
     where the movable ops were.
     """
     placed: set[fx.Node] = set()
-    for node in [n for n in graph.nodes if n not in movable]:
+    readers = [n for n in graph.nodes if n not in movable and not movable.isdisjoint(n.all_input_nodes)]
+    for node in readers:
         for needed in needed_by(node, lambda n: n.all_input_nodes, movable, placed):
             node.prepend(needed)
 
