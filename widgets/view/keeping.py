@@ -1,7 +1,8 @@
 """What is made while nobody asks for anything: what each switch would change, and the still form that a notebook keeps.
 
 What a switch changes is told by the step without that pass. Its passes run right after the view is shown, while no cell runs
-and nothing is measured, and are at hand when the switch is used.
+and nothing is measured, and are at hand when the switch is used; so is what the view says of its traces, which is worked out
+once for each trace and takes longer than what it says of them together.
 
 The still form becomes the view itself once the kernel has time to make it. A page of the shown configuration is made as soon
 as nothing was asked for a while, then one with its neighbours, configuration by configuration, and only while no cell runs and
@@ -151,14 +152,22 @@ class Keeping(Boarding):
         self._keeper.touch(QUIET_S)
 
     def _foresee(self, is_stale: Callable[[], bool]) -> None:
-        """Tell what each switch changes."""
+        """Tell what each switch changes, then work out what the view says of it once it is used."""
         shown = self.variant
-        unknown = [config for config in foreseen(shown) if shown.capture.made(config) is None]
-        if not unknown or not self._run_passes(shown, unknown, is_stale):
-            return
-        with self._lock:
-            if not is_stale():
+        configs = foreseen(shown)
+        unknown = [config for config in configs if shown.capture.made(config) is None]
+        if unknown:
+            if not self._run_passes(shown, unknown, is_stale):
+                return
+            with self._lock:
+                if is_stale():
+                    return
                 self.payload = self.held(shown)
+        for config in configs:
+            if not self._is_idle(is_stale):
+                return
+            with idle_turn():
+                self.held(shown.under(config))
 
     def _run_passes(self, shown: Variant, configs: Sequence[Config], is_stale: Callable[[], bool]) -> bool:
         """Run the passes of `configs`, whose sizes and payloads cost little then; False once something else is shown."""

@@ -15,6 +15,7 @@ from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import Trace
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import to_html
+from tracefuse.widgets.payload import values
 from tracefuse.widgets.payload.clock import HERE
 from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.payload.program import payload
@@ -110,6 +111,18 @@ def test_a_view_foresees_what_its_switches_change_unless_something_else_is_shown
     assert "of the captured step" not in next(
         one["needs"] for one in explorer.payload["passes"] if one["name"] == "freeze"
     )
+
+
+def test_what_a_switch_shows_is_worked_out_before_it_is_used(shown: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer = Explorer(shown)
+    explorer._foresee(lambda: False)
+    printed: list[Trace] = []
+    monkeypatch.setattr(values, "body_lines", lambda trace: printed.append(trace) or [])
+    for config in foreseen(shown):
+        explorer.show(shown.under(config))
+    assert not printed
+    explorer.show(shown.with_config(remat=0.0))
+    assert printed
 
 
 @dataclass(frozen=True)
