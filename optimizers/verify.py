@@ -13,7 +13,7 @@ Private names, seen on torch 2.11, 2.13 and 2.15: `torch._C.DispatchKey`.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -42,22 +42,28 @@ def verify(trace: Trace) -> None:
     late: set[fx.Node] = set()
     backward_began = False
     for node in trace.graph.nodes:
-        is_late = phase(node) == "backward"
+        is_op, now = node.op == "call_function", phase(node)
         problem = _problem(node, seen, names)
-        if problem is None and node.op == "call_function":
-            if late and phase(node) == "forward":
-                problem = _late_problem(node, late, backward_began)
-            problem = problem or _memory_problem(node, owners)
-            backward_began = backward_began or is_late
-        if is_late:
-            late.add(node)
-        modes.update(_modes(node))
+        if problem is None and is_op:
+            own = _own(node)
+            if own.is_wrong:
+                problem = _own_problem(node)
+            if late and now == "forward":
+                problem = problem or _late_problem(node, late, backward_began)
+            if own.makes:
+                problem = problem or _shared_problem(node, own.makes, owners)
+            modes.update(own.modes)
+            backward_began = backward_began or now == "backward"
+        else:
+            modes.update(_modes(node))
         if problem is None and len(modes) > 1:
             problem = "its FakeTensor belongs to another FakeTensorMode than the values before it"
         if problem is not None:
             raise VerifyError(_report(trace, node, problem))
         seen.add(node)
         names.add(node.name)
+        if now == "backward":
+            late.add(node)
 
 
 @once_per_value
@@ -93,8 +99,6 @@ def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
         return f"the name {node.name!r} is no fresh identifier"
     if "val" not in node.meta:
         return "has no FakeTensor in meta['val']"
-    if is_mutable(node):
-        return "writes to its arguments: traces are functional"
     if node.op == "placeholder" and not isinstance(node.meta["val"], torch.Tensor):
         return f"is an input of type {type(node.meta['val']).__name__}, not a tensor"
     return None
@@ -108,12 +112,40 @@ def _late_problem(node: fx.Node, late: set[fx.Node], backward_began: bool) -> st
     return "a forward op stands after the backward has begun" if backward_began else None
 
 
-def _memory_problem(node: fx.Node, owners: dict[int, fx.Node]) -> str | None:
-    """What is wrong with the memory of an op's FakeTensor; `owners` are the values that made the memory so far."""
-    makes, lies_elsewhere = _memory(node)
-    if lies_elsewhere:
-        names = ", ".join(one.name for one in node.all_input_nodes)
-        return f"its FakeTensor lies elsewhere than {names}, where it should: have `refresh_views` type it anew"
+class _Own(NamedTuple):
+    """What an op is by itself: whether something is wrong with it, the modes of its FakeTensors, the memory that it makes."""
+
+    is_wrong: bool
+    modes: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
+@once_per_op
+def _own(node: fx.Node) -> _Own:
+    shows = is_getitem(node) or is_view(node)
+    makes = () if shows or _holds_nothing(node) else tuple(storages(node))
+    return _Own(_own_problem(node) is not None, _modes(node), makes)
+
+
+def _own_problem(node: fx.Node) -> str | None:
+    if is_mutable(node):
+        return "writes to its arguments: traces are functional"
+    mine, shows = storages(node).keys(), is_getitem(node) or is_view(node)
+    if not shows or _holds_nothing(node) or any(mine <= storages(one).keys() for one in node.all_input_nodes):
+        return None
+    if _may_copy(node.target):
+        return None
+    names = ", ".join(one.name for one in node.all_input_nodes)
+    return f"its FakeTensor lies elsewhere than {names}, where it should: have `refresh_views` type it anew"
+
+
+def _holds_nothing(node: fx.Node) -> bool:
+    """Whether the op's tensors have no elements, so that they lie nowhere."""
+    return not any(tensor.numel() for tensor in tensors_in(node.meta["val"]))
+
+
+def _shared_problem(node: fx.Node, makes: tuple[int, ...], owners: dict[int, fx.Node]) -> str | None:
+    """What is wrong with the memory that an op makes; `owners` are the values that made the memory so far."""
     taken = [memory for memory in makes if memory in owners]
     owner = owners[taken[0]] if taken else node
     for memory in makes:
@@ -124,18 +156,6 @@ def _memory_problem(node: fx.Node, owners: dict[int, fx.Node]) -> str | None:
     if _may_return_operand(node.target) and given.issuperset(taken):
         return None
     return f"is no view, and its FakeTensor lies in the memory of {owner.name}"
-
-
-@once_per_op
-def _memory(node: fx.Node) -> tuple[tuple[int, ...], bool]:
-    """The memory that the op makes, and whether it makes none and yet lies elsewhere than what it is a view or an item of."""
-    if not any(tensor.numel() for tensor in tensors_in(node.meta["val"])):
-        return (), False  # what holds nothing lies nowhere
-    mine = storages(node)
-    if not (is_getitem(node) or is_view(node)):
-        return tuple(mine), False
-    lies_there = any(mine.keys() <= storages(one).keys() for one in node.all_input_nodes)
-    return (), not (lies_there or _may_copy(node.target))
 
 
 @functools.cache
