@@ -11,8 +11,9 @@ from tracefuse.assembly.draws import repeated
 from tracefuse.assembly.parts import is_unnamed
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
+from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.ops import arguments
-from tracefuse.optimizers.trace import Output, Trace, origin, tensors
+from tracefuse.optimizers.trace import Output, Trace, origin
 from tracefuse.text import counted
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ ON_PACKED = ": `states = states._replace(data=dropout(states.data))` on a Packed
 
 def check_one_step(variant: Optimised) -> None:
     """Raises `ExportError` with the reason and the remedy where `variant` is not one forward and one backward that can run."""
-    if any(t.device.type == "meta" for node in variant.trace.graph.nodes for t in tensors(node)):
+    if any(device.type == "meta" for node in variant.trace.graph.nodes for device in devices(node)):
         raise ExportError(
             "the program computes with meta tensors, which hold no numbers: it is shown, and neither compiled, measured nor "
             "exported. For that, capture it with its model and inputs on the CPU or a GPU."

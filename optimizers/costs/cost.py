@@ -247,8 +247,15 @@ def roofline_seconds(node: fx.Node, peaks: Peaks) -> float:
     A matmul of 16 bits over unaligned rows gets `UNALIGNED_SHARE` of the arithmetic. Modelled: no launch, no cache.
     Source: Williams, Waterman and Patterson, "Roofline", 2009.
     """
-    work = flops(node)
-    compute_s = work / peaks.flops_rate(operand_dtype(node)) if work else 0.0
-    if work and unaligned(node) and val(node).element_size() == 2:
-        compute_s /= UNALIGNED_SHARE
-    return max(bytes_moved(node) / peaks.bytes_per_s, compute_s)
+    moved, work, dtype, is_slow = _work(node)
+    compute_s = work / peaks.flops_rate(dtype) if work else 0.0
+    return max(moved / peaks.bytes_per_s, compute_s / UNALIGNED_SHARE if is_slow else compute_s)
+
+
+@once_per_op
+def _work(node: fx.Node) -> tuple[int, int, torch.dtype | None, bool]:
+    """Bytes moved, FLOPs with the dtype of their arithmetic, and whether those are of 16 bits over unaligned rows."""
+    moved, work = bytes_moved(node), flops(node)
+    if not work:
+        return moved, 0, None, False
+    return moved, work, operand_dtype(node), bool(unaligned(node)) and val(node).element_size() == 2

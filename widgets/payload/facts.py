@@ -17,6 +17,7 @@ from torch import fx
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.optimizers import liveness
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
+from tracefuse.optimizers.facts import once_per_value
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
@@ -206,12 +207,10 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
     where = origin(node)
     source = where.source
     other = {"forward": "backward", "backward": "forward"}.get(phase(node), "")
-    value = node.meta.get("val")
     target = producer(node).target
     return {
         "op": op_name(node),
-        "type": tensor_type(value),
-        "stride": list(value.stride()) if isinstance(value, torch.Tensor) else None,
+        **_typed(node),
         "nbytes": nbytes(node),
         "phase": phase(node),
         "module": where.module,
@@ -226,6 +225,14 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
         ],
         "kernel": target.name if isinstance(target, Kernel) else "",
         "of": around.of.get(node.name, ""),
+    }
+
+
+@once_per_value
+def _typed(value: Any) -> dict[str, Any]:
+    return {
+        "type": tensor_type(value),
+        "stride": list(value.stride()) if isinstance(value, torch.Tensor) else None,
     }
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.facts import once_per_trace
@@ -26,8 +25,7 @@ Mark = Literal[" ", "+", "-", "~"]
 _ALIGNED = {"input", "op", "return"}
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One line: its `code` and `comment`, the `value` that it defines (or ""), and how it differs (`mark`)."""
 
     code: str
@@ -81,7 +79,7 @@ def diff(before: Sequence[Line], after: Sequence[Line]) -> list[Line]:
             continue
         match = pairs.get(position)
         if match is None:
-            merged.add([], [replace(line, mark="+")])
+            merged.add([], [line._replace(mark="+")])
         else:
             merged.add(old[at:match], _matched(old[match], line))
             at = match + 1
@@ -130,14 +128,14 @@ class _Merged:
             self._remove([line])
 
     def _remove(self, removed: Iterable[Line]) -> None:
-        self.lines += [replace(line, mark="-") for line in removed]
+        self.lines += [line._replace(mark="-") for line in removed]
 
 
 def _matched(old: Line, new: Line) -> list[Line]:
     """What is shown of a line that both versions have. An old return says nothing that the inputs do not."""
     if old.code == new.code:
         return [new]
-    return [replace(new, mark="~")] if new.kind == "return" else [replace(old, mark="-"), replace(new, mark="~")]
+    return [new._replace(mark="~")] if new.kind == "return" else [old._replace(mark="-"), new._replace(mark="~")]
 
 
 def _headers(lines: Sequence[Line]) -> dict[str, str]:
@@ -190,7 +188,7 @@ def sides(before: Trace, after: Trace) -> dict[str, Any]:
     found = half(before, after)
     gone = {line["value"] or line["kind"] for line in found["lines"] if line["diff"] == "-" and line["kind"] != "group"}
     lines = (
-        replace(line, mark="-") if line.kind in _ALIGNED and line.key in gone else line for line in lines_of(before)
+        line._replace(mark="-") if line.kind in _ALIGNED and line.key in gone else line for line in lines_of(before)
     )
     return found | {"before": [_line_record(line) for line in lines]}
 
