@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tracefuse.config.registry import unregister as unregister
     from tracefuse.device.environment import machine as machine
     from tracefuse.device.target import target as target
+    from tracefuse.distributed.ahead import gather_ahead as gather_ahead
     from tracefuse.errors import SyncError as SyncError
     from tracefuse.errors import TracefuseError as TracefuseError
     from tracefuse.execution.replay import replay as replay
@@ -40,6 +41,7 @@ _HOMES = {
     "config.registry": ("register", "unregister"),
     "device.environment": ("machine",),
     "device.target": ("target",),
+    "distributed.ahead": ("gather_ahead",),
     "errors": ("SyncError", "TracefuseError"),
     "execution.replay": ("replay",),
     "profiling.comparison": ("compare_timelines",),

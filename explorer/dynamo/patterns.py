@@ -44,7 +44,7 @@ OVERLAP = "the option overlap"
 NO_COLLECTIVES = (
     "`overlap` moves collectives that are operators of a graph, and those of `fully_shard` and `DistributedDataParallel` are "
     "none: torch runs them in hooks between graphs (torch 2.13 never traces those of `fully_shard`, and 2.11 does not by "
-    "default), where FSDP's own prefetching hides them (`set_modules_to_forward_prefetch`). Let the forward gather parameters "
+    "default). `tracefuse.gather_ahead(model)` lets those of `fully_shard` start early; or let the forward gather parameters "
     "that are DTensors (`redistribute` in a parametrization), or call `torch.distributed._functional_collectives`"
 )
 """Why `overlap` has nothing to do in any graph of a model, and what to do."""

@@ -18,8 +18,8 @@ import tracefuse
 
 PUBLIC = [
     "Capture", "CompiledGraph", "Config", "SyncError", "TracefuseError", "Variant", "__version__", "assert_no_sync", "board",
-    "capture", "capture_step", "compare_timelines", "compiled", "explore", "load", "load_ranks", "load_timeline", "machine",
-    "profile_run", "register", "replay", "target", "unregister",
+    "capture", "capture_step", "compare_timelines", "compiled", "explore", "gather_ahead", "load", "load_ranks",
+    "load_timeline", "machine", "profile_run", "register", "replay", "target", "unregister",
 ]  # fmt: skip
 HEAVY = (
     "scipy",
