@@ -501,7 +501,7 @@ def test_many_ranks(tmp_path: Path) -> None:
 def test_overlap_gain(tmp_path: Path) -> None:
     found, printed = run("trust/overlap_gain.py", tmp_path)
     assert found["ranks"] == 4
-    assert [one["same"] for one in found["rows"]] == [True] * 5
+    assert [one["same"] for one in found["rows"]] == [True] * 9
     assert found["alone_ms"] < min(one["ms"] for one in found["rows"])
     assert "without an exchange" in printed
 

@@ -33,10 +33,10 @@ def causes(found: Data, source: str) -> str:
 @said("overlap_gain.py", "overlap_gain")
 def gain(found: Data, source: str) -> str:
     """What a step gains whose collectives start early for real."""
-    titles = ("a step of four gloo ranks, compiled", "measured", "of it waiting for others", "loss and gradients")
+    titles = ("a step of four gloo ranks", "measured", "of it waiting for others", "loss and gradients")
     rows = [
         (
-            f"`{one['choice']}`" if "=" in one["choice"] else one["choice"],
+            f"{one['program']}, " + (f"`{one['choice']}`" if "=" in one["choice"] else one["choice"]),
             ms(one["ms"]),
             ms(one["ms"] - found["alone_ms"]),
             "bit for bit" if one["same"] else "others",
