@@ -83,5 +83,5 @@ def _run(node: fx.Node, values: dict[fx.Node, Any], rng_states: Sequence[torch.T
 
 
 def _is_as_recorded(node: fx.Node, first: torch.Tensor) -> bool:
-    """Whether what an op yields has the type of its first argument, to which it wrote when it ran: no pass changed that."""
+    """Whether an op yields what its first argument, which it wrote to when it ran, is: no pass has changed that."""
     return (first.shape, first.dtype) == (val(node).shape, val(node).dtype)

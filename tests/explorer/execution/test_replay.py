@@ -72,7 +72,7 @@ def test_what_was_written_in_place_is_replayed_bit_for_bit(run: Callable[..., to
 
 @pytest.mark.parametrize("net", [nn.GRU, nn.LSTM, nn.RNN])
 @pytest.mark.parametrize("hidden", [3, 8, 12, 16])
-def test_recurrent_nets_are_replayed_bit_for_bit(net: type[nn.RNNBase], hidden: int) -> None:
+def test_recurrent_nets_are_replayed_bit_for_bit(net: Callable[..., nn.Module], hidden: int) -> None:
     torch.manual_seed(hidden)
     model, x = net(5, hidden, 2, bidirectional=True).double(), torch.randn(7, 3, 5, dtype=torch.float64)
     c = tracefuse.capture(lambda: model(x)[0].square().mean().backward())
