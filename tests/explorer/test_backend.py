@@ -97,6 +97,21 @@ class Broken(nn.Module):
         return torch.sigmoid(self.second(x))
 
 
+class Deciding(nn.Module):
+    """A number decides, in Python: one graph of several only hands its inputs on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if y.sum().item() > 0:
+            y = y * 2
+        print("", end="")
+        return self.second(y.relu())
+
+
 def numbers() -> tuple[Tensor, ...]:
     return (torch.randn(6, 8, dtype=torch.float64),)
 
@@ -115,6 +130,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]
     "views": (Views, numbers),
     "checkpointed": (Checkpointed, numbers),
     "graph break": (Broken, numbers),
+    "number that decides": (Deciding, numbers),
     "GPT": (lambda: GPT(layers=2, width=16, heads=2, vocab=13, length=6, dropout=0.0), text),
 }
 
