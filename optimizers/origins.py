@@ -43,7 +43,7 @@ class Origin:
     `module` is the dotted path of the innermost `nn.Module` ("h.0.attn", empty outside modules), `module_type` its class,
     `source` the user's line, `autograd` the autograd node that ran the op ("MulBackward0", empty in the forward), `seq`
     autograd's sequence number, equal for an op and its forward twin, and `rng` the index of the generator state that a
-    random op drew from when it was captured.
+    random op drew from when it was captured. `is_torchs` says that the class is one of `torch.nn`, and not the program's.
     """
 
     module: str = ""
@@ -52,6 +52,16 @@ class Origin:
     autograd: str = ""
     seq: int | None = None
     rng: int | None = None
+    is_torchs: bool = False
+
+    def ran_in(self, *types: str) -> bool:
+        """Whether the module is of one of these classes of `torch.nn`: one of the program's that is called alike is not."""
+        return self.is_torchs and self.module_type in types
+
+
+def is_torchs(kind: object) -> bool:
+    """Whether a class is one of `torch.nn`."""
+    return getattr(kind, "__module__", "").startswith("torch.nn.")
 
 
 NOWHERE = Origin()

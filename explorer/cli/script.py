@@ -48,7 +48,7 @@ class _FromFirstUse(Recorder):
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.has_begun:
             return
-        if self.modules.current()[1] or _is_differentiated(args, kwargs):
+        if self.modules.current().kind or _is_differentiated(args, kwargs):
             self.has_begun = True
             self.begin(self.first_seq)
         self.first_seq = torch.autograd._get_sequence_nr()  # autograd numbers an operator before it runs

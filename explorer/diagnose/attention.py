@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tracefuse.diagnose.attention_code import code, is_own, replaced
+from tracefuse.assembly.program import CapturedProgram
+from tracefuse.diagnose.attention_code import Rewrite, rewrite
 from tracefuse.diagnose.attention_forms import Attention, attentions
 from tracefuse.diagnose.attention_masks import NO_SCORE, Held, Mask
 from tracefuse.errors import TracefuseError
 from tracefuse.findings.finding import Case, Finding, Severity, dtype
-from tracefuse.lines.statements import parsed
 from tracefuse.lint.facts import HALVES, is_explicit_cast
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import bytes_moved, flops, touched_nbytes
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.liveness import saved_values
 from tracefuse.optimizers.ops import behind_views, does_work, grouped, is_getitem, producer, readers
 from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin, phase, val
@@ -59,11 +60,11 @@ def attention_in_single_ops(case: Case) -> Iterator[Finding]:
             ),
             [n for n in case.trace.ops if n in group.matrices],
             first.softmax,
-            _why_math(case, first) if first.is_math_backend else _remedy(first),
+            _why_math(case, first) if first.is_math_backend else _remedy(group),
             spared,
             # The call is taken at its least: where its ops were measured, that makes a bound.
             said=f"{'at most' if case.times.is_measured else 'about'} {{}}{_SPARED}",
-            code="" if first.is_math_backend else _pasted(first),
+            code="" if first.is_math_backend else _pasted(group),
         )
 
 
@@ -117,9 +118,9 @@ def attention_in_float32(case: Case) -> Iterator[Finding]:
             ),
             single,
             group.ones[0].softmax if asked is None else asked,
-            _remedy_of_casts(group.ones[0], name),
+            _remedy_of_casts(group, name),
             us,
-            code=_pasted(group.ones[0]),
+            code=_pasted(group),
         )
 
 
@@ -145,9 +146,9 @@ def _is_for_dropout(case: Case, one: Attention) -> bool:
     return one.is_math_backend and bool(one.dropout_p) and not chosen and not is_on_gpu(case.trace)
 
 
-def _remedy_of_casts(one: Attention, half: str) -> str:
-    if not one.is_float32 and not one.unlike:
-        return f"cast nothing: {_remedy(one)}, of {half} too, where it sums in float32"
+def _remedy_of_casts(group: Group, half: str) -> str:
+    if not group.ones[0].is_float32 and not group.ones[0].unlike:
+        return f"cast nothing: {_remedy(group)}, of {half} too, where it sums in float32"
     return (
         f"cast nothing: `scaled_dot_product_attention` of queries, keys and values of {half} sums in float32 inside, and its "
         "result can be cast where float32 is wanted"
@@ -160,17 +161,18 @@ def _may_be_causal(mask: Mask) -> bool:
     return len(shape) > 1 and shape[-1] == shape[-2] > 1 and (mask.is_boolean or mask.fill <= NO_SCORE)
 
 
-def _remedy(one: Attention) -> str:
-    if origin(one.softmax).module_type == "MultiheadAttention":
+def _remedy(group: Group) -> str:
+    one, rewrite = group.ones[0], group.rewrite
+    if origin(one.softmax).ran_in("MultiheadAttention"):
         return "call `nn.MultiheadAttention` with `need_weights=False`: without the weights it computes in one kernel"
     if one.unlike:
         return (
             f"no call of `scaled_dot_product_attention` computes the same, since {one.unlike}: where that is not meant, mask "
             "the scores with minus infinity before the softmax, and the call does it in one kernel that keeps them on chip"
         )
-    where = f" in place of {at}" if (at := replaced(one)) else ""
-    of = "" if is_own(one) else " of queries, keys and values as [batch, heads, tokens, width]"
-    fix = f"`{code(one)}`{where}{of} computes the same in one kernel that keeps the scores on chip"
+    where = f" in place of {rewrite.lines}" if rewrite.lines else ""
+    of = "" if rewrite.is_own else " of queries, keys and values as [batch, heads, tokens, width]"
+    fix = f"`{rewrite.text}`{where}{of} computes the same in one kernel that keeps the scores on chip"
     masks = one.scores.masks
     if any(_may_be_causal(mask) for mask in masks) and not any(mask.is_causal for mask in masks):
         fix += "; `is_causal=True` instead of a mask that is the lower triangle"
@@ -184,11 +186,10 @@ def _remedy(one: Attention) -> str:
     return fix
 
 
-def _pasted(one: Attention) -> str:
+def _pasted(group: Group) -> str:
     """The user's own statement with the call; "" where the fix is told in words alone."""
-    is_module = origin(one.softmax).module_type == "MultiheadAttention"
-    said = "" if is_module or one.unlike or not is_own(one) else code(one)
-    return said if parsed(said).body else ""  # masks may be told in words
+    is_module = origin(group.ones[0].softmax).ran_in("MultiheadAttention")
+    return "" if is_module or group.ones[0].unlike else group.rewrite.statement
 
 
 def _why_math(case: Case, one: Attention) -> str:
@@ -209,10 +210,11 @@ def _why_math(case: Case, one: Attention) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """Attentions of one line that are alike: the matrices that they make, one of them, and the ops that one call does without.
-    `has_backward` says whether their gradients are computed."""
+    """Attentions of one line that are alike, and the call that computes the same: the matrices that they make, one of them,
+    and the ops that one call does without. `has_backward` says whether their gradients are computed."""
 
     ones: Sequence[Attention]
+    rewrite: Rewrite
     matrices: Set[fx.Node]
     shown: fx.Node
     gone: Sequence[fx.Node]
@@ -222,13 +224,18 @@ class Group:
 def _alike(case: Case) -> list[Group]:
     """The attentions of the captured program whose products are in the trace that is shown."""
     known = {node.name: node for node in case.trace.ops}
-    found = attentions(case.program.trace, _held(case))
-    left = [one for one in found if {one.scores.product.name, one.mixed.name} <= known.keys()]
-    groups = grouped(left, lambda one: (line_of(one.softmax), code(one), one.is_math_backend)).values()
-    return [_group(case.trace, ones, known) for ones in groups]
+    found = _rewritten(case.program, case.program.trace)
+    left = [pair for pair in found if {pair[0].scores.product.name, pair[0].mixed.name} <= known.keys()]
+    groups = grouped(left, lambda pair: (line_of(pair[0].softmax), pair[1].text, pair[0].is_math_backend)).values()
+    return [_group(case.trace, [one for one, _ in pairs], pairs[0][1], known) for pairs in groups]
 
 
-def _group(trace: Trace, ones: Sequence[Attention], known: Mapping[str, fx.Node]) -> Group:
+@once_per_trace
+def _rewritten(program: CapturedProgram, trace: Trace) -> tuple[tuple[Attention, Rewrite], ...]:
+    return tuple((one, rewrite(one)) for one in attentions(trace, _held(program)))
+
+
+def _group(trace: Trace, ones: Sequence[Attention], rewrite: Rewrite, known: Mapping[str, fx.Node]) -> Group:
     matrices = _matrices(known[one.scores.product.name] for one in ones)
     gone = {n for n in trace.ops if does_work(n) and (n in matrices or any(a in matrices for a in n.all_input_nodes))}
     has_backward = any(phase(n) == "backward" and work(n) == "matmul" for n in gone)
@@ -239,19 +246,21 @@ def _group(trace: Trace, ones: Sequence[Attention], known: Mapping[str, fx.Node]
             gone.add(node)
     products = {n for n in gone if work(n) == "matmul"}
     gone |= {n for n in trace.ops if work(n) == "cast" and producer(behind_views(n.args[0])) in products}
-    return Group(ones, matrices, known[ones[0].scores.product.name], [n for n in trace.ops if n in gone], has_backward)
+    return Group(
+        ones, rewrite, matrices, known[ones[0].scores.product.name], [n for n in trace.ops if n in gone], has_backward
+    )
 
 
-def _held(case: Case) -> Held:
+def _held(program: CapturedProgram) -> Held:
     """The numbers of buffers, and of tensors that are not trained, that the step does not write to."""
-    trace = case.program.trace
+    trace = program.trace
     written = {out.of for out in trace.outputs if out.kind == "mutation"}
     kept = [(at, i) for at, i in enumerate(trace.inputs) if i.kind in ("buffer", "input") and not i.trainable]
     standing = {i.name: at for at, i in kept if i.name not in written}
 
     def held(name: str) -> torch.Tensor | None:
         try:
-            return case.program.example_inputs[standing[name]] if name in standing else None
+            return program.example_inputs[standing[name]] if name in standing else None
         except TracefuseError:  # a session file without tensors, or tensors that are gone
             return None
 

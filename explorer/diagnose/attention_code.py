@@ -26,7 +26,16 @@ from torch import fx
 
 from tracefuse.diagnose.attention_forms import Attention
 from tracefuse.diagnose.attention_masks import Mask
-from tracefuse.lines.statements import parsed, span_of, statement_at, stored_between
+from tracefuse.lines.masking import called, ways_out
+from tracefuse.lines.statements import (
+    begun_between,
+    parsed,
+    read_outside,
+    span_of,
+    statement_at,
+    stored_between,
+    written_between,
+)
 from tracefuse.optimizers.costs.cost import packet_name
 from tracefuse.optimizers.ops import behind_views, is_view, producer
 from tracefuse.optimizers.origins import Source
@@ -50,35 +59,71 @@ class Product:
     right: ast.expr
 
 
-def code(one: Attention) -> str:
-    """The statement that computes the same: the user's own, with the call in place of its product."""
-    found = _products(one) if one.is_straight and place(one) else None
-    if found is None:
-        return _call(one, ["q", "k", "v"], is_named=False)
-    statement, *operands, product = found
-    call = ast.Name(_call(one, _alike(operands, one)), ast.Load())  # text as it is: a mask may be told in words
-    return ast.unparse(copy.deepcopy(statement, {id(product): call}))
+@dataclass(frozen=True)
+class Rewrite:
+    """The call that computes the same as an attention. `text` shows it, in the user's own statement where `is_own`, and
+    `lines` are those that it replaces as a whole: "" where anything else stands between them, or reads what they make."""
+
+    text: str
+    is_own: bool
+    lines: str = ""
+
+    @property
+    def statement(self) -> str:
+        """What can be pasted: the user's own statement with the call; "" where words stand in it, or in its place."""
+        return self.text if self.is_own and parsed(self.text).body else ""
 
 
-def is_own(one: Attention) -> bool:
-    """Whether `code` is the user's own statement."""
-    return one.is_straight and bool(place(one)) and _products(one) is not None
+@dataclass(frozen=True)
+class Said:
+    """What the user's lines say of an attention: the statement of its second product, that product, queries, keys and values,
+    and the masks that the call needs."""
+
+    statement: ast.stmt
+    mixed: ast.expr
+    operands: tuple[ast.expr, ast.expr, ast.expr]
+    masks: tuple[ast.expr, ...]
 
 
-def replaced(one: Attention) -> str:
-    """The lines that `code` replaces as a whole; "" where it is not the user's own, or reads what one of them makes."""
-    source = origin(one.mixed).source
-    if source is None or not is_own(one):
-        return ""
-    made = stored_between(source, _lines(one)[0], span_of(source)[0])
-    return place(one) if made.isdisjoint(_names(code(one).partition("=")[2] or code(one))) else ""
+def rewrite(one: Attention) -> Rewrite:
+    """The user's own statement with the call in place of its product; a call of q, k and v where the lines do not say it."""
+    place = _place(one) if one.is_straight else ""
+    said = _said(one) if place else None
+    if said is None:
+        return Rewrite(_call(one, ["q", "k", "v"], None), is_own=False)
+    call = ast.Name(
+        _call(one, _alike(said.operands, one), said), ast.Load()
+    )  # text as it is: masks may be told in words
+    text = ast.unparse(copy.deepcopy(said.statement, {id(said.mixed): call}))
+    return Rewrite(text, True, place if _may_go(one, said.statement, text) else "")
 
 
-def _names(text: str) -> list[str]:
-    return re.findall(r"[^\W\d]\w*", text)
+def _may_go(one: Attention, ends: ast.stmt, text: str) -> bool:
+    """Whether every statement of the attention's lines is its own, and makes nothing that is read by `text`, which stands in
+    their place, or outside of them."""
+    source, (first, last) = origin(one.mixed).source, _lines(one)
+    ops = (*one.between, *(mask.op for mask in one.scores.masks), one.mixed)
+    own = [statement_at(origin(node).source) for node in ops]
+    if source is None or any(statement not in own for statement in begun_between(source, first, last + 1)):
+        return False
+    made = stored_between(source, first, ends.lineno) | written_between(source, first, ends.lineno)
+    left = made - stored_between(source, ends.lineno, last + 1)
+    return made.isdisjoint(_read(text)) and left.isdisjoint(read_outside(source, first, last))
 
 
-def place(one: Attention) -> str:
+def _read(text: str) -> set[str]:
+    """The names that a statement reads; all of its words where it is none."""
+    nodes = [node for top in parsed(text).body for node in ast.walk(top)]
+    changed = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    return {one.id for one in names if isinstance(one.ctx, ast.Load) or one in changed} if nodes else _names(text)
+
+
+def _names(text: str) -> set[str]:
+    return set(re.findall(r"[^\W\d]\w*", text))
+
+
+def _place(one: Attention) -> str:
     """The lines that the attention stands in: "gpt.py:19 to 22"; "" where these are of several functions."""
     sources = _sources(one)
     known = [source for source in sources if source is not None]
@@ -99,28 +144,33 @@ def _lines(one: Attention) -> tuple[int, int]:
     return min(start for start, _ in spans), max(end for _, end in spans)
 
 
-def _call(one: Attention, operands: Sequence[str], is_named: bool = True) -> str:
+def _call(one: Attention, operands: Sequence[str], said: Said | None) -> str:
     masks = one.scores.masks
     given = [*operands, *["is_causal=True"] * one.is_causal]
     if masks and not one.is_causal:
-        texts = [_mask(mask, operands[0], val(_nodes(one)[0]).dtype, is_named) for mask in masks]
+        parts = [None] * len(masks) if said is None else said.masks
+        dtype = val(_nodes(one)[0]).dtype
+        texts = [_mask(mask, part, operands[0], dtype) for mask, part in zip(masks, parts, strict=True)]
         together = " & ".join(f"({text})" for text in texts) if all(mask.is_boolean for mask in masks) else ""
         several = together or f"<{' and '.join(texts)}, as one>"
         given.append(f"attn_mask={texts[0] if len(texts) == 1 else several}")
     if one.dropout_p:
         given.append(f"dropout_p={one.dropout_p:.6g}")
     if one.scale is not None:
-        given.append(f"scale={one.scale:.6g}")
-    name = _functional(origin(one.mixed).source) if is_named else _FUNCTIONAL
+        given.append(f"scale={_number(one.scale)}")
+    name = _FUNCTIONAL if said is None else _functional(origin(one.mixed).source)
     return f"{name}.scaled_dot_product_attention({', '.join(given)})"
+
+
+def _number(number: float) -> str:
+    return repr(int(number) if number.is_integer() else number)
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------
 
 
-def _products(one: Attention) -> tuple[ast.stmt, ast.expr, ast.expr, ast.expr, ast.expr] | None:
-    """The statement of the second product, queries, keys and values, and that product; None where the lines do not say which
-    they are."""
+def _said(one: Attention) -> Said | None:
+    """What the lines say; None where they do not say which operands and masks they are."""
     begins, ends = (statement_at(origin(node).source) for node in (one.scores.product, one.mixed))
     if begins is None or ends is None:
         return None
@@ -128,10 +178,11 @@ def _products(one: Attention) -> tuple[ast.stmt, ast.expr, ast.expr, ast.expr, a
     mixed = [product for product in _in(ends) if begins is not ends or _in(product.left)]
     if len(scores) != 1 or len(mixed) != 1 or _is_reshaped(one, scores[0], mixed[0]):
         return None
+    masks = () if one.is_causal else _masks(one, scores[0].expression, mixed[0].expression)
     keys = _straight(scores[0].right, val(one.softmax).dim())
-    if _are_bound_again(one, (scores[0].left, keys)):
+    if masks is None or _is_changed(one, (scores[0].left, keys), masks):
         return None
-    return ends, scores[0].left, keys, mixed[0].right, mixed[0].expression
+    return Said(ends, mixed[0].expression, (scores[0].left, keys, mixed[0].right), masks)
 
 
 def _is_reshaped(one: Attention, scores: Product, mixed: Product) -> bool:
@@ -144,32 +195,38 @@ def _is_reshaped(one: Attention, scores: Product, mixed: Product) -> bool:
         return True
     begins, ends = (statement_at(origin(node).source) for node in (one.scores.product, one.mixed))
     inside = [node for top in (begins, mixed.left) if top is not None for node in ast.walk(top)]
-    shaped = [node for node in inside if isinstance(node, ast.Call) and _called(node) in _SHAPES]
+    shaped = [node for node in inside if isinstance(node, ast.Call) and called(node) in _SHAPES]
     if any(scores.expression in ast.walk(node.func) for node in shaped):
         return True
     views = [node for node in one.between if is_view(node) and val(node).shape != val(node.args[0]).shape]  # type: ignore[arg-type]
     return any(statement_at(origin(node).source) not in (begins, ends) for node in views)
 
 
-def _are_bound_again(one: Attention, operands: Sequence[ast.expr]) -> bool:
-    """Whether queries, keys or masks are other values by the line of the second product than where they were read."""
+def _is_changed(one: Attention, operands: Sequence[ast.expr], masks: Sequence[ast.expr]) -> bool:
+    """Whether queries, keys or masks may be other values by the line of the second product than where they were read: bound
+    again, or written to. What is written to may share their memory, but for the scores."""
     last, read = origin(one.mixed).source, [(one.scores.product, operand) for operand in operands]
-    read += [(mask.op, said) for mask in one.scores.masks if (said := _said(mask)) is not None]
+    read += [(mask.op, said) for mask, said in zip(one.scores.masks, masks, strict=False)]
+    scores = {name for node in one.between for name in _made(statement_at(origin(node).source))}
     for node, said in read:
         source = origin(node).source
         if source is not None and last is not None:
-            stored = stored_between(source, span_of(source)[0], span_of(last)[0])
-            if not stored.isdisjoint(_names(ast.unparse(said))):
+            first, end = span_of(source)[0], span_of(last)[0]
+            written, named = written_between(source, first, end), _names(ast.unparse(said))
+            if written - scores or not named.isdisjoint(stored_between(source, first, end) | written):
                 return True
     return False
 
 
+def _made(statement: ast.stmt | None) -> set[str]:
+    """The variables that a statement makes, or writes to."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    inner = [one.value if isinstance(one, ast.Subscript) else one for one in targets]
+    return {one.id for one in inner if isinstance(one, ast.Name)}
+
+
 def _name(product: Product) -> str:
-    return _called(product.expression) if isinstance(product.expression, ast.Call) else ""
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return called(product.expression) if isinstance(product.expression, ast.Call) else ""
 
 
 def _in(part: ast.AST) -> list[Product]:
@@ -253,51 +310,57 @@ def _operand(said: ast.expr, node: fx.Node) -> tuple[str, torch.dtype]:
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def _mask(mask: Mask, queries: str, dtype: torch.dtype, is_named: bool) -> str:
-    """What to pass as `attn_mask`, which has at least two dimensions: booleans, or numbers of the queries' type."""
-    text = _numbers_or_booleans(mask, queries, dtype, is_named)
+def _mask(mask: Mask, said: ast.expr | None, queries: str, dtype: torch.dtype) -> str:
+    """What to pass as `attn_mask`, which has at least two dimensions: booleans, or numbers of the queries' type. It is as its
+    line says it, or else as the trace does."""
+    text = _numbers_or_booleans(mask, said, queries, dtype)
     if val(mask.operand).dim() > 1:
         return text
     return f"{text}[None]" if re.fullmatch(r"[\w.]*(\[[^][]*\])?", text) else f"({text})[None]"
 
 
-def _numbers_or_booleans(mask: Mask, queries: str, dtype: torch.dtype, is_named: bool) -> str:
-    said = _said(mask) if is_named else None
+def _numbers_or_booleans(mask: Mask, said: ast.expr | None, queries: str, dtype: torch.dtype) -> str:
     if mask.is_boolean:
         return mask.text if said is None else ast.unparse(said if mask.keeps else _not(said))
-    text = mask.text if said is None else ast.unparse(said)
-    if isinstance(said, (ast.BinOp, ast.UnaryOp, ast.IfExp)) and (mask.factor != 1 or val(mask.operand).dtype != dtype):
+    text, is_cast = mask.text if said is None else ast.unparse(said), val(mask.operand).dtype != dtype
+    if isinstance(said, (ast.BinOp, ast.UnaryOp, ast.IfExp)) and (mask.factor != 1 or is_cast):
         text = f"({text})"
-    if is_named and val(mask.operand).dtype != dtype:
+    if said is not None and is_cast:
         text += f".to({queries}.dtype)"
-    return text if mask.factor == 1 else f"-{text}" if mask.factor == -1 else f"{mask.factor:.4g} * {text}"
+    return text if mask.factor == 1 else f"-{text}" if mask.factor == -1 else f"{_number(mask.factor)} * {text}"
 
 
-def _said(mask: Mask) -> ast.expr | None:
-    """The mask as its line says it; None where that is not told from other parts of the line."""
-    statement = statement_at(origin(mask.op).source)
-    parts = () if statement is None else ast.walk(statement)
-    found = [said for node in parts if (said := _masking(node, mask)) is not None]
-    return found[0] if len(found) == 1 else None
+def _masks(one: Attention, product: ast.expr, mixed: ast.expr) -> tuple[ast.expr, ...] | None:
+    """The masks as their lines say them: what the scores meet on the way out of each statement, from the product on, or from
+    the variable that holds them. None where these are not the ops of the trace, one for one."""
+    found: list[ast.expr] = []
+    statements = [statement_at(origin(mask.op).source) for mask in one.scores.masks]
+    for at in dict.fromkeys(statements):
+        ops = [mask.op for mask, its in zip(one.scores.masks, statements, strict=True) if its is at]
+        if at is None:
+            return None
+        behind = [node for node in one.between if packet_name(node) == "masked_fill" and node not in one.scores.path]
+        ops_there = [*ops, *(node for node in behind if statement_at(origin(node).source) is at)]
+        ways = list(ways_out(at, product, mixed, _held(one, ops[0], at)))
+        if not ways or ways[0] is None or any(way != ways[0] for way in ways):
+            return None
+        met = [step for step in ways[0] if step.names != ("baddbmm",) or packet_name(ops[0]) == "baddbmm"]
+        if len(met) != len(ops_there) or any(
+            packet_name(op) not in m.names for op, m in zip(ops_there, met, strict=True)
+        ):
+            return None
+        found += [step.mask for step in met[: len(ops)]]
+    return tuple(found)
 
 
-def _masking(node: ast.AST, mask: Mask) -> ast.expr | None:
-    if not mask.is_boolean:
-        operator = {"add": ast.Add, "sub": ast.Sub}.get(packet_name(mask.op), ast.MatMult)
-        if isinstance(node, ast.AugAssign) and isinstance(node.op, operator):
-            return node.value
-        if isinstance(node, ast.BinOp) and isinstance(node.op, operator):
-            return node.right if mask.op.args[1] is mask.operand else node.left
-        is_baddbmm = isinstance(node, ast.Call) and _called(node) == packet_name(mask.op) == "baddbmm"
-        return node.args[0] if is_baddbmm and len(node.args) == 3 else None  # type: ignore[attr-defined]
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-        return node.targets[0].slice
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
-        return None
-    if node.func.attr.startswith("masked_fill") or node.func.attr == "where":
-        # Of `torch.where` and of `scores.where` the condition is the first argument, as of `torch.masked_fill` the second.
-        return node.args[1] if len(node.args) == 3 and node.func.attr != "where" else node.args[0]
-    return None
+def _held(one: Attention, op: fx.Node, at: ast.stmt) -> set[str]:
+    """The variables that hold the scores that `op` masks in the statement `at`."""
+    path, source = one.scores.path, origin(op).source
+    before = [statement_at(origin(node).source) for node in path[: path.index(op)]]
+    makers = [statement for statement in before if statement is not at and not isinstance(statement, ast.Expr)]
+    if not makers or makers[-1] is None or source is None:
+        return set()
+    return _made(makers[-1]) - stored_between(source, (makers[-1].end_lineno or 0) + 1, at.lineno)
 
 
 def _not(condition: ast.expr) -> ast.expr:

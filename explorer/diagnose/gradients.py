@@ -104,7 +104,7 @@ def dropped_gradients(case: Case) -> Iterator[Finding]:
 def never_used(case: Case) -> Iterator[Finding]:
     """Ops that Python ran and whose results reached nothing."""
     dropped = [one for one in case.program.dropped if not one.origin.autograd]
-    are_weights = all(one.origin.module_type == "MultiheadAttention" for one in dropped)
+    are_weights = all(one.origin.ran_in("MultiheadAttention") for one in dropped)
     yield from _never_used(
         case,
         dropped,

@@ -31,7 +31,7 @@ from tracefuse.assembly.names import Names
 from tracefuse.dynamo.carried import Objects, gradient_of, is_object, objects_of, part_of, whole
 from tracefuse.dynamo.joint_refusals import GraphInput, check_graph, number
 from tracefuse.errors import NotSupported
-from tracefuse.optimizers.origins import Origin
+from tracefuse.optimizers.origins import Origin, is_torchs
 from tracefuse.optimizers.trace import Input, InputKind, Output, Phase, Trace, eliminate_dead_code, fake_mode
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.frames import noted_source
@@ -243,4 +243,5 @@ def _origin(node: fx.Node) -> Origin:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path, kind = next(reversed(stack.values()), ("", None)) if stack else ("", None)
     path = re.sub(r"^L\['[^']*'\]\.?", "", path).replace("_modules.", "")  # `L['self'].h.0.attn`
-    return Origin(path, getattr(kind, "__name__", ""), noted_source(node), seq=node.meta.get("seq_nr"))
+    name, seq = getattr(kind, "__name__", ""), node.meta.get("seq_nr")
+    return Origin(path, name, noted_source(node), seq=seq, is_torchs=is_torchs(kind))

@@ -85,7 +85,7 @@ def _after(softmax: fx.Node) -> Iterator[fx.Node]:
 
 def inside_recurrent(ops: Iterable[fx.Node]) -> frozenset[fx.Node]:
     """Those of the ops that `nn.LSTM` and its like run, which on a GPU are one op and run a loop of their own elsewhere."""
-    of = [n for n in ops if does_work(n) and origin(n).module_type in RECURRENT]
+    of = [n for n in ops if does_work(n) and origin(n).ran_in(*RECURRENT)]
     ran: dict[str, dict[str, set[str]]] = {}
     for one in of:
         ran.setdefault(origin(one).module, {}).setdefault(line_of(one), set()).update(_computing(one))

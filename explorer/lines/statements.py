@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from tracefuse.optimizers.origins import Source
 
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
 
 class Added(NamedTuple):
     """What a statement adds to the variable `name`, which stands behind the `addend` where `is_behind`."""
@@ -53,6 +56,73 @@ def stored_between(source: Source, first: int, last: int) -> set[str]:
     return {name for line, name in _bindings(text) if first <= line < last}
 
 
+def written_between(source: Source, first: int, last: int) -> set[str]:
+    """The names whose values a file may change in place at a line from `first` to before `last`: it stores to a part or an
+    attribute of them, or gives them to what ends in an underscore, or to `out`."""
+    text = "".join(linecache.getlines(source.file))
+    return {name for line, name in _writes(text) if first <= line < last}
+
+
+def begun_between(source: Source, first: int, last: int) -> list[ast.stmt]:
+    """The statements, plain ones and others, that begin at a line from `first` to before `last`."""
+    tree = parsed("".join(linecache.getlines(source.file)))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and first <= node.lineno < last]
+
+
+def read_outside(source: Source, first: int, last: int) -> set[str]:
+    """The names that are read after the lines `first` to `last`: behind them in their function, or in a loop around them."""
+    tree = parsed("".join(linecache.getlines(source.file)))
+    around = [
+        node for node in ast.walk(tree) if isinstance(node, (*_SCOPES, *_LOOPS)) and _is_around(node, first, last)
+    ]
+    scope = [node for node in around if isinstance(node, _SCOPES)][-1:] or [tree]
+    inside = [node for node in around if isinstance(node, _LOOPS)]
+    behind = {name for node in scope for line, name in _loads(node) if line > last}
+    return behind | {name for node in inside for line, name in _loads(node) if not first <= line <= last}
+
+
+def _is_around(node: ast.stmt, first: int, last: int) -> bool:
+    return node.lineno <= first and last <= (node.end_lineno or node.lineno)
+
+
+def _loads(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    changed = {id(node.target) for node in ast.walk(tree) if isinstance(node, ast.AugAssign)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Load) or id(node) in changed):
+            yield node.lineno, node.id
+
+
+@functools.lru_cache(maxsize=16)
+def _writes(text: str) -> tuple[tuple[int, str], ...]:
+    """Each name whose value a text may change in place, and the line."""
+    tree = parsed(text)
+    modules = {name for node in ast.walk(tree) if isinstance(node, ast.alias) and (name := _bound(node))}
+    changed = (
+        (node.lineno, one) for node in ast.walk(tree) if isinstance(node, ast.expr) for one in _changed(node, modules)
+    )
+    return tuple((line, name) for line, one in changed if (name := _root(one)))
+
+
+def _changed(node: ast.expr, modules: set[str]) -> Iterator[ast.expr]:
+    """The expressions whose values a part of a statement may change in place."""
+    if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+        yield node.value
+    if not isinstance(node, ast.Call):
+        return
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else _root(node.func)
+    if called.endswith("_") and not called.endswith("__"):
+        is_method = isinstance(node.func, ast.Attribute) and _root(node.func) not in modules
+        yield from [node.func] if is_method else node.args[:1]
+    yield from (one.value for one in node.keywords if one.arg == "out")
+
+
+def _root(expression: ast.expr) -> str:
+    """The variable that an expression is a part, an attribute or a method's result of; "" where it is of none."""
+    while isinstance(expression, (ast.Attribute, ast.Subscript, ast.Call)):
+        expression = expression.func if isinstance(expression, ast.Call) else expression.value
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
 @functools.lru_cache(maxsize=16)
 def _bindings(text: str) -> tuple[tuple[int, str], ...]:
     """Each name that a text binds or unbinds, and its line."""
@@ -88,6 +158,7 @@ def statements_of(text: str) -> tuple[ast.stmt, ...]:
     return tuple(_plain(parsed(text)))
 
 
+@functools.lru_cache(maxsize=32)
 def parsed(text: str) -> ast.Module:
     """A text without any statement where it is no Python: a cell of a notebook may hold magics, and a line may be a part of a
     statement."""

@@ -24,8 +24,8 @@ _SELECTING = (
     "compute it of the whole batch at once, with `masked_fill` or `torch.where` in place of a selection by a boolean mask: "
     '`x.masked_fill(~mask, float("-inf")).amax(1)` instead of `x[i][mask[i]].max()` in a loop'
 )
-_CELLS = {"RNNCell", "LSTMCell", "GRUCell"}
-"""Modules that compute one step of a sequence, of which `torch.vmap` makes no sequence."""
+_CELLS = ("RNNCell", "LSTMCell", "GRUCell")
+"""Modules of torch's that compute one step of a sequence, of which `torch.vmap` makes no sequence."""
 GROWING = 4
 """Concatenations, each of the one before."""
 MOST_SHARED = 8
@@ -73,7 +73,7 @@ def _rounds(case: Case) -> dict[str, tuple[fx.Node, list[fx.Node], int]]:
         shared = {line for line, rounds in lines.items() if rounds.bit_count() == len(pieces)}
         # What depends on several rounds is no round's.
         inside = [n for n, rounds in of.items() if rounds.bit_count() == 1 and line_of(n) in shared and n in own]
-        inside = [n for n in inside if origin(n).module_type not in _CELLS]
+        inside = [n for n in inside if not origin(n).ran_in(*_CELLS)]
         if not inside or longest_chain(case.trace, inside) >= len(pieces):
             continue
         count = Counter(map(line_of, inside))

@@ -25,6 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracefuse.distributed.sharded import local_of
+from tracefuse.optimizers.origins import is_torchs
 from tracefuse.recording.calls import Value, is_in_engine
 from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.namespace import named_arguments, owners_of_methods
@@ -111,12 +112,23 @@ class Argument(NamedTuple):
     place: int
 
 
+class Running(NamedTuple):
+    """A module that runs: its dotted path, the name of its class, and whether that is one of `torch.nn`."""
+
+    path: str
+    kind: str
+    is_torchs: bool
+
+
+OUTSIDE = Running("", "", False)
+
+
 class ModuleStack:
     """The `nn.Module`s that are running, by global forward hooks, and the `arguments` of the outermost ones."""
 
     def __init__(self, names: WeakMap[tuple[str, str]], shield: Shield) -> None:
         self.shield = shield
-        self._stack: list[tuple[str, str]] = []
+        self._stack: list[Running] = []
         self._paths: WeakMap[str] = WeakMap()
         self._names = names
         self._hooks = ExitStack()
@@ -143,9 +155,9 @@ class ModuleStack:
         self._hooks.close()
         self._stack.clear()
 
-    def current(self) -> tuple[str, str]:
-        """(dotted path, class name) of the innermost running module; ("", "") outside."""
-        return self._stack[-1] if self._stack else ("", "")
+    def current(self) -> Running:
+        """The innermost running module; `OUTSIDE` outside of modules."""
+        return self._stack[-1] if self._stack else OUTSIDE
 
     def is_ours(self) -> bool:
         """Hooks are global: other threads' modules are not ours, those that autograd's threads run again are."""
@@ -162,7 +174,8 @@ class ModuleStack:
             self.compiled[compiled] = None
         if isinstance(module, nn.parallel.DistributedDataParallel):
             self._note_data_parallel(module)
-        self._stack.append((self._paths.get(module) or "", type(module).__name__))
+        kind = type(module)
+        self._stack.append(Running(self._paths.get(module) or "", kind.__name__, is_torchs(kind)))
 
     def _note_data_parallel(self, module: nn.parallel.DistributedDataParallel) -> None:
         if module.find_unused_parameters:
@@ -207,7 +220,7 @@ class ModuleStack:
     def _path_within(self, module: nn.Module) -> str:
         """Where to show a module that no attribute of the running one leads to, such as a loss made in its forward: under the
         running one, by its class. One that nothing runs in is a root."""
-        return ".".join(filter(None, (self._stack[-1][0], type(module).__name__))) if self._stack else ""
+        return ".".join(filter(None, (self._stack[-1].path, type(module).__name__))) if self._stack else ""
 
     def add_root(self, root: nn.Module, at: str = "") -> None:
         """Learn the dotted paths of `root`'s modules, which lies at `at`, and the names of its parameters and buffers."""

@@ -53,7 +53,6 @@ _MOVING = {aten._cudnn_rnn_flatten_weight.default}
 _BACKENDS = ("CPU", "CUDA", "Meta")
 # The engine adds up gradients between nodes.
 _ACCUMULATE = Origin(autograd="accumulate")
-_OUTSIDE = ("", "")
 LOADER = ("DataLoader", "DataLoader")
 """Where an op of torch's `DataLoader` is shown: the module that runs, and its class."""
 
@@ -160,17 +159,20 @@ class Origins:
             return last, True
         twin = self._twins.get(seq)
         if twin is None:
-            return Origin(*self._modules.current(), user_source(), name, seq), True
-        found = self._last_in_backward = Origin(twin.module, twin.module_type, twin.source, name, seq)
+            path, kind, is_torchs = self._modules.current()
+            return Origin(path, kind, user_source(), name, seq, is_torchs=is_torchs), True
+        found = self._last_in_backward = Origin(
+            twin.module, twin.module_type, twin.source, name, seq, is_torchs=twin.is_torchs
+        )
         return found, True
 
     def _forward(self) -> Origin:
         seq = torch.autograd._get_sequence_nr() - 1
-        module = self._modules.current()
-        if module == _OUTSIDE and is_loading():
-            module = LOADER
+        path, kind, is_torchs = self._modules.current()
+        if not (path or kind) and is_loading():
+            path, kind = LOADER
         known = seq < self.first_seq or (seq in self._twins and torch.is_grad_enabled())
-        origin = Origin(*module, user_source(), "", None if known else seq)
+        origin = Origin(path, kind, user_source(), "", None if known else seq, is_torchs=is_torchs)
         if not known:
             self._twins.setdefault(seq, origin)
         return origin

@@ -224,7 +224,7 @@ class Recorder(TorchDispatchMode, Listener):
         if call is not None:
             module, source = call.origin.module, call.origin.source
         else:
-            module, source = self.modules.current()[0], user_source()
+            module, source = self.modules.current().path, user_source()
         said = self._taking(difference, func, args, kwargs, module, str(source or ""), is_in_engine())
         if said:
             tell_user(

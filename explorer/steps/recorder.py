@@ -141,7 +141,7 @@ class StepRecorder(Recorder):
 
     def _is_loading(self) -> bool:
         """Whether a batch is being fetched: what a `DataLoader` yields is data, whichever step it is for."""
-        return not is_in_engine() and not self.modules.current()[1] and is_in_loader()
+        return not is_in_engine() and not self.modules.current().kind and is_in_loader()
 
     def _followed(self, op: StepOp) -> None:
         if not self._is_copying and self.ops is not None:
@@ -156,7 +156,7 @@ class StepRecorder(Recorder):
         """Whether the operator that is about to run is noted, once it is known to which step it belongs."""
         if self.stage == "step":
             return True
-        verdict = self._between.verdict_on(self, func, args, kwargs, bool(self.modules.current()[1]))
+        verdict = self._between.verdict_on(self, func, args, kwargs, bool(self.modules.current().kind))
         noted, one = self.head if self.stage == "before" else self.tail, (str(func), user_source())
         if verdict == "waiting":
             self._in_doubt.append(one)

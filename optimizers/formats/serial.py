@@ -2,7 +2,7 @@
 
     {inputs, outputs,
      sources:  [{file, line, function, text, label}]
-     origins:  [{module, module_type, source, autograd, seq, rng}]                   `source` is a place in `sources`
+     origins:  [{module, module_type, source, autograd, seq, rng, is_torchs}]        `source` is a place in `sources`
      storages: [bytes]
      types:    [{dtype, device, shape, stride, offset, conj, neg}]                   the last two: torch's lazy views
      tensors:  [[type, storage]]                                                     one per fake tensor: views share storages

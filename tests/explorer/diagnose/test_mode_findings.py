@@ -204,6 +204,14 @@ def test_a_loop_over_the_steps_of_a_sequence(of) -> None:
     assert {n.name for n in backward} < set(finding.values)
 
 
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
+def test_a_loop_in_a_class_that_is_called_as_one_of_torchs(name: str) -> None:
+    model = type(name, (Cell,), {})(16, 2 * FEWEST)
+    (finding,) = found("loop-of-small-kernels", on_hopper(step_of(model, 2 * FEWEST)))
+    assert finding.severity == "high"
+    assert finding.source.endswith("# a round")
+
+
 class Apiece(Cell):
     """The same on three lines, in a module that runs once a round."""
 

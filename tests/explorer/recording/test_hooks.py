@@ -40,6 +40,21 @@ def test_a_loss_made_in_a_forward_is_not_the_root() -> None:
     assert not any(path == "" and kind for path, kind in places)
 
 
+def test_an_op_knows_whether_its_module_is_torchs_own() -> None:
+    """A class of the program's may be called as one of torch's, and may be made of one."""
+
+    class Linear(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Linear(4, 4), Linear(4, 4))
+    c = tracefuse.capture(lambda: model(torch.randn(2, 4)).sum().backward())
+    linear = [origin(n) for n in c.trace.ops if origin(n).module_type == "Linear"]
+    assert len({where.module for where in linear}) == 2
+    for autograd in (False, True):
+        assert {where.ran_in("Linear") for where in linear if bool(where.autograd) == autograd} == {True, False}
+    assert all(where.ran_in("ReLU", "Linear") == where.is_torchs for where in linear)
+
+
 def test_a_module_that_cannot_name_what_it_has_is_captured_without_names() -> None:
     class Nameless(nn.Linear):
         def named_parameters(self, *args: object, **options: object) -> object:
