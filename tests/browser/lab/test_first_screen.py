@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 pytestmark = pytest.mark.browser
-# A GPT with two mistakes: attention by hand, and a head whose rows are not aligned. Most is gained by fusing what is behind it.
+# A GPT with two mistakes: attention by hand, and a head whose rows are not aligned. Fusing what is behind it gains most.
 SETUP = """
 %load_ext tracefuse
 import torch
