@@ -134,7 +134,8 @@ class ModuleStack:
         self._hooks = ExitStack()
         self.arguments: WeakMap[Argument] = WeakMap()
         self.given: dict[Value, Argument] = {}
-        """The same by value, of those that were there when a backward started."""
+        """The same by value, of those that were known when the call ended, or there when a backward started."""
+        self._value_of: Callable[[torch.Tensor], Value | None] = lambda _: None
         self._calls = 0
         self.compiled: dict[str, None] = {}
         """What ran of what `torch.compile` had compiled: classes of modules, and functions that call modules."""
@@ -194,17 +195,22 @@ class ModuleStack:
     def _note_arguments(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._calls += 1
         for place, (name, tensor) in enumerate(named_arguments(module.forward, args, kwargs)):
-            if tensor not in self.arguments:
-                self.arguments[tensor] = Argument(name, self._calls, place)
+            if tensor in self.arguments:
+                continue
+            self.arguments[tensor] = argument = Argument(name, self._calls, place)
+            if (value := self._value_of(tensor)) is not None:
+                self.given.setdefault(value, argument)
 
-    def forget_arguments(self) -> None:
+    def forget_arguments(self, value_of: Callable[[torch.Tensor], Value | None]) -> None:
+        """From now on they are those of another program, of whose tensors `value_of` tells the values."""
         self.arguments = WeakMap()
         self.given = {}
+        self._value_of = value_of
 
-    def note_backward(self, value_of: Callable[[torch.Tensor], Value | None]) -> None:
+    def note_backward(self) -> None:
         """A backward starts, and the batches that modules were given are still there."""
         for tensor, argument in self.arguments.items():
-            if (value := value_of(tensor)) is not None:
+            if (value := self._value_of(tensor)) is not None:
                 self.given.setdefault(value, argument)
 
     def _meet(self, module: nn.Module) -> None:

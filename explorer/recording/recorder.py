@@ -89,7 +89,6 @@ class Recorder(TorchDispatchMode, Listener):
         self.small_roots: dict[Value, torch.Tensor] = {}
         """Copies of what backwards started from, of recorders that make them."""
         self.has_backward_elsewhere = self.has_forward_elsewhere = False
-        self.modules.forget_arguments()
         self.bindings: Bindings[Value] = Bindings()
         self.is_interleaved = False
         """Whether another task ran operators meanwhile, or entered or left a mode."""
@@ -100,6 +99,7 @@ class Recorder(TorchDispatchMode, Listener):
         self._older = SetAside.made_since()
         """What was made since torch was listened to, and before this program began."""
         self.values = Identities(self.recording)
+        self.modules.forget_arguments(self.values.ids.get)
         self._is_running = self._is_copying = False
         self._pending = Pending()
 
@@ -365,7 +365,7 @@ class Recorder(TorchDispatchMode, Listener):
             self.has_backward_elsewhere |= any(isinstance(t, torch.Tensor) and t in self.values.ids for t in outputs)
             return
         self.bindings.note_backward(self.values.ids.get)
-        self.modules.note_backward(self.values.ids.get)
+        self.modules.note_backward()
         known = len(self.recording.roots)
         for output, gradient in zip(outputs, gradients, strict=True):
             output = local_of(output)

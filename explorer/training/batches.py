@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from heapq import merge
 
 import torch
 from torch import fx
@@ -22,9 +21,10 @@ from tracefuse.assembly.program import CapturedProgram, Inputs
 from tracefuse.execution.replay import replayed
 from tracefuse.optimizers.ops import is_random, reached
 from tracefuse.optimizers.rewrite import refresh_views
-from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, fake_mode, line_of, origin, phase, val
+from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, fake_mode, line_of, val
 from tracefuse.optimizers.verify import verify
 from tracefuse.steps.steps import Steps
+from tracefuse.training.order import prepared
 
 aten = torch.ops.aten
 
@@ -36,12 +36,12 @@ def with_batches(program: CapturedProgram, steps: Steps | None) -> CapturedProgr
     """`program` with an input for each batch that it prepares from what has no name, or the program itself where there is
     none. `steps` say which Python values the next step was given others of."""
     trace = program.trace
-    prepared = _prepared(trace)
+    ops = prepared(trace)
     updated = () if program.update is None else program.update.trace.inputs
-    batches = _batches(trace, prepared, steps, {i.name for i in updated})
+    batches = _batches(trace, ops, steps, {i.name for i in updated})
     if not batches:
         return program
-    cut = _cut(trace, prepared, batches)
+    cut = _cut(trace, ops, batches)
     verify(cut)
 
     def read_inputs() -> Inputs:
@@ -55,23 +55,8 @@ def with_batches(program: CapturedProgram, steps: Steps | None) -> CapturedProgr
     return replace(program, trace=cut, read_inputs=read_inputs)
 
 
-def _prepared(trace: Trace) -> dict[fx.Node, set[fx.Node]]:
-    """The ops that prepare data, in order, and the inputs that each starts from."""
-    written = {out.of for out in trace.outputs if out.kind != "result"}
-    found: dict[fx.Node, set[fx.Node]] = {}
-    for entry, placeholder in trace.input_pairs:
-        if entry.kind == "input" and not entry.trainable and entry.name not in written:
-            found[placeholder] = {placeholder}
-    ops = {}
-    for node in trace.ops:
-        is_outside = phase(node) == "forward" and not origin(node).module_type
-        if is_outside and all(one in found for one in node.all_input_nodes):
-            found[node] = ops[node] = set().union(*(found[one] for one in node.all_input_nodes))
-    return ops
-
-
 def _batches(
-    trace: Trace, prepared: Mapping[fx.Node, set[fx.Node]], steps: Steps | None, updated: Collection[str]
+    trace: Trace, ops: Mapping[fx.Node, set[fx.Node]], steps: Steps | None, updated: Collection[str]
 ) -> list[fx.Node]:
     """The ends of what is prepared that a step cannot make by itself, in order: a variable holds each, or something else
     reads it."""
@@ -79,11 +64,11 @@ def _batches(
     varying = {(one.op, str(one.source or "")) for one in steps.varying if is_picking(one.op)} if steps else set()
     returned, ends = set(trace.returned), []
     wanting = {p for entry, p in trace.input_pairs if entry.source == entry.name and _is_unnamed_data(p)}
-    for node, starts in prepared.items():
+    for node, starts in ops.items():
         wants = (str(node.target), line_of(node)) in varying or not wanting.isdisjoint(node.all_input_nodes)
         if not wants:
             continue
-        is_read = any(user not in prepared for user in node.users) or node.meta.get("custom", {}).get(CALLED)
+        is_read = any(user not in ops for user in node.users) or node.meta.get("custom", {}).get(CALLED)
         is_end = is_read and node not in returned and not _is_moved(node)
         stays = any(start.name in updated or any(line_of(user) in carried for user in start.users) for start in starts)
         if is_end and not stays and isinstance(val(node), torch.Tensor):
@@ -113,22 +98,18 @@ def _is_moved(node: fx.Node) -> bool:
 
 def drawn(trace: Trace) -> list[str]:
     """The lines in which a step draws data by itself, outside all modules: at each call other numbers."""
-    prepared = _prepared(trace)
-    used = (node for node in trace.ops if node not in prepared or node in trace.returned)
+    ops = prepared(trace)
+    used = (node for node in trace.ops if node not in ops or node in trace.returned)
     read = reached([one for node in used for one in node.all_input_nodes], lambda one: one.all_input_nodes)
-    return list(dict.fromkeys(line for one in prepared if one in read and is_random(one) and (line := line_of(one))))
+    return list(dict.fromkeys(line for one in ops if one in read and is_random(one) and (line := line_of(one))))
 
 
-def _cut(trace: Trace, prepared: Mapping[fx.Node, set[fx.Node]], batches: list[fx.Node]) -> Trace:
-    """`trace` with `batches` as inputs, in the order in which modules are given them, between the data that has names and its
-    order, and without what nothing reads any more: what draws the batch draws elsewhere."""
-    kept = _kept(trace, prepared, batches)
-    entries: dict[fx.Node, Input | None] = {p: entry for entry, p in trace.input_pairs if p in kept}
-    data = [p for p, entry in entries.items() if entry is not None and entry.kind == "input"]
-    others = [p for p in entries if p not in data]
-    when = _first_reads(trace, prepared, batches).__getitem__
+def _cut(trace: Trace, ops: Collection[fx.Node], batches: list[fx.Node]) -> Trace:
+    """`trace` with `batches` as inputs, and without what nothing reads any more: what draws the batch draws elsewhere."""
+    kept = _kept(trace, ops, batches)
+    entries = {p: entry for entry, p in trace.input_pairs if p in kept}
     graph, new, inputs = fx.Graph(), {}, []
-    for node in (*merge(data, sorted(batches, key=when), key=when), *others):
+    for node in (*batches, *entries):
         entry = entries.get(node)
         if entry is not None:
             new[node] = copy_node(graph, node, new)
@@ -138,6 +119,8 @@ def _cut(trace: Trace, prepared: Mapping[fx.Node, set[fx.Node]], batches: list[f
                 like = val(node)
                 made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
             new[node].meta = {"val": made, "phase": "forward"}
+            if place := node.meta.get("custom", {}).get(GIVEN):
+                new[node].meta["custom"] = {GIVEN: place}
         inputs.append(entry or Input(node.name, "input", node.name))
     for node in trace.ops:
         if node in kept:
@@ -148,39 +131,14 @@ def _cut(trace: Trace, prepared: Mapping[fx.Node, set[fx.Node]], batches: list[f
     return Trace(graph, tuple(inputs), trace.outputs, trace.name)
 
 
-def _first_reads(
-    trace: Trace, prepared: Collection[fx.Node], batches: Collection[fx.Node]
-) -> dict[fx.Node, tuple[int, int, int]]:
-    """By each input and batch, where it is first read, itself or as what is prepared of it: as an argument of which module's
-    call, else in a module, else outside; by which op, and as which of its arguments."""
-    ops = trace.ops
-    never = (2, len(ops), 0)
-    found = dict.fromkeys((*trace.placeholders, *ops), never)
-    for at, node in reversed(list(enumerate(ops))):
-        found[node] = min(found[node], _argument(node) or never)
-        is_passed_on = node in prepared and node not in batches
-        for place, read in enumerate(node.all_input_nodes):
-            here = found[node] if is_passed_on else (1 if origin(node).module_type else 2, at, place)
-            if node not in batches:
-                found[read] = min(found[read], here)
-    return {node: min(place, _argument(node) or never) for node, place in found.items()}
-
-
-def _argument(node: fx.Node) -> tuple[int, int, int] | None:
-    """As which argument a module was given a value, before all that modules read otherwise."""
-    given = node.meta.get("custom", {}).get(GIVEN)
-    return given and (0, *given)
-
-
-def _kept(trace: Trace, prepared: Mapping[fx.Node, set[fx.Node]], batches: list[fx.Node]) -> set[fx.Node]:
+def _kept(trace: Trace, ops: Collection[fx.Node], batches: list[fx.Node]) -> set[fx.Node]:
     """What stays: every op but the batches themselves, those that only batches read, and unread ones that ran before the last
     batch."""
-    ops = trace.ops
-    last = ops.index(batches[-1])
+    last = trace.ops.index(batches[-1])
     kept = {p for entry, p in trace.input_pairs if entry.kind != "input" or not p.users} | set(trace.returned)
-    for at, node in reversed(list(enumerate(ops))):
+    for at, node in reversed(list(enumerate(trace.ops))):
         is_unread = at > last and not node.users
-        if node not in batches and (node in kept or node not in prepared or is_unread):
+        if node not in batches and (node in kept or node not in ops or is_unread):
             kept |= {node, *node.all_input_nodes}
     return kept - set(batches)
 

@@ -30,6 +30,7 @@ from tracefuse.optimizers.render import literal
 from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, Output, Trace, line_of, val
 from tracefuse.training.batches import drawn
+from tracefuse.training.order import as_read
 
 _FILE = (Path(__file__).parent / "exported_step.py").read_text()
 _RUNTIME = _FILE.split("# --- copied into every exported file of a whole step ---\n")[1]
@@ -72,8 +73,8 @@ def _read(update: Trace) -> Trace:
 
 
 def data_of(joint: Trace, update: Trace) -> list[int]:
-    """Positions of the joint trace's inputs that are data: no module's and no optimizer's, and nothing that the step writes.
-    Numbers, which are seldom given, come last; one without a name that the update reads too is a constant."""
+    """Positions of the forward's inputs that are data, in the order in which a step takes it: no module's and no optimizer's,
+    and nothing that the step writes. A number without a name that the update reads too is a constant."""
     forward = joint.split()[0]
     outputs, read = (*forward.outputs, *update.outputs), {i.name for i in update.inputs}
     written = {out.of for out in outputs if out.kind != "result"}  # a result may be called as what it came of
@@ -81,9 +82,9 @@ def data_of(joint: Trace, update: Trace) -> list[int]:
     def is_number(at: int) -> bool:
         return _is_number(forward.inputs[at].name, val(forward.placeholders[at]))
 
-    inputs = [(at, i.name) for at, i in enumerate(forward.inputs) if i.kind == "input"]
-    found = [at for at, name in inputs if name not in written and not (name in read and is_number(at))]
-    return sorted(found, key=lambda at: val(forward.placeholders[at]).dim() == 0)
+    places = {i.name: at for at, i in enumerate(forward.inputs) if i.kind == "input" and i.name not in written}
+    found = {name for name, at in places.items() if not (name in read and is_number(at))}
+    return [places[one.name] for one in as_read(joint, [one for one in joint.placeholders if one.name in found])]
 
 
 def _is_number(name: str, tensor: torch.Tensor) -> bool:

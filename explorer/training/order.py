@@ -1,0 +1,53 @@
+"""The order in which a step takes its data: as the program reads it.
+
+out = model(x)                     x, y, x_1, y_1: what a module is given stands where the module is called, in the order of
+loss = F.mse_loss(out, y)          its arguments, whatever its forward reads first
+loss.backward()
+out = model(x_1)  …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import fx
+
+from tracefuse.assembly.parts import GIVEN
+from tracefuse.optimizers.trace import Trace, origin, phase, val
+
+
+def prepared(trace: Trace) -> dict[fx.Node, set[fx.Node]]:
+    """The ops that prepare data, in order, and the inputs that each starts from: they run outside all modules on nothing but
+    data."""
+    written = {out.of for out in trace.outputs if out.kind != "result"}
+    found: dict[fx.Node, set[fx.Node]] = {}
+    for entry, placeholder in trace.input_pairs:
+        if entry.kind == "input" and not entry.trainable and entry.name not in written:
+            found[placeholder] = {placeholder}
+    ops = {}
+    for node in trace.ops:
+        is_outside = phase(node) == "forward" and not origin(node).module_type
+        if is_outside and all(one in found for one in node.all_input_nodes):
+            found[node] = ops[node] = set().union(*(found[one] for one in node.all_input_nodes))
+    return ops
+
+
+def as_read(trace: Trace, data: Collection[fx.Node]) -> list[fx.Node]:
+    """`data`, which are inputs of `trace`, by where it is first read, itself or as what is prepared of it. What modules are
+    given is in the order of their calls and arguments. Numbers come last, but for those that a module is given."""
+    ops, passing = trace.ops, prepared(trace)
+    when: dict[fx.Node, tuple[int, int]] = dict.fromkeys((*trace.placeholders, *ops), (len(ops), 0))
+    given = {node: place for node in when if (place := node.meta.get("custom", {}).get(GIVEN))}
+    for at, node in reversed(list(enumerate(ops))):
+        for place, read in enumerate(node.all_input_nodes):
+            when[read] = min(when[read], when[node] if node in passing else (at, place))
+            if node in passing and node in given and _is_number(read) <= _is_number(node):
+                given[read] = min(given.get(read, given[node]), given[node])
+    found = sorted(data, key=when.__getitem__)
+    in_turn = iter(sorted((node for node in found if node in given), key=given.__getitem__))
+    found = [next(in_turn) if node in given else node for node in found]
+    return sorted(found, key=lambda node: _is_number(node) and node not in given)
+
+
+def _is_number(node: fx.Node) -> bool:
+    return val(node).dim() == 0
