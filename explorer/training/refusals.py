@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import fx
 
 from tracefuse.assembly.cut import descendants
 from tracefuse.assembly.parts import is_unnamed
@@ -12,7 +13,8 @@ from tracefuse.assembly.program import Stepped
 from tracefuse.assembly.refusals import where
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.optimizers.ops import op_name
+from tracefuse.optimizers.costs.cost import packet_name
+from tracefuse.optimizers.ops import arguments, op_name
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.trace import Trace, line_of, origin
 from tracefuse.recording.roles import OLD_GRADIENT
@@ -31,8 +33,9 @@ BATCH = "where it is a batch, let a `torch.utils.data.DataLoader` take it out of
 READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it, and compute with the tensor (`t.detach()`)"
 
 
-def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None:
-    """Raises `ExportError` with the line, the values and the remedy for a step that no other one could be run by."""
+def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Steps | None) -> None:
+    """Raises `ExportError` with the line, the values and the remedy for a step that no other one could be run by. `joint` is
+    its forward and backward with batches as inputs, `captured` without."""
     program = update.program
     if program.outside is None:
         raise ExportError(
@@ -46,7 +49,8 @@ def check_step(joint: Optimised, update: Optimised, steps: Steps | None) -> None
     if said := first_of_optimizer(program.trace):
         raise ExportError(said)
     if steps is not None:
-        _check_varying(steps.varying, joint, update)
+        followed = joint.program.trace
+        _check_varying([one for one in steps.varying if not _is_batch(one, captured, followed)], joint, update)
         _check_repeats(steps)
         _check_between(steps)
         _check_carried(steps, update)
@@ -87,6 +91,25 @@ def _check_varying(varying: Sequence[Varying], joint: Optimised, update: Optimis
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
+
+
+def _is_batch(one: Varying, captured: Trace, followed: Trace) -> bool:
+    """Whether it is where the loop takes a batch, which is an input of the step: no other op of the line takes or puts a part
+    at the same place."""
+    return is_picking(one.op) and any(_is_of(one, node) for node in captured.ops) and not _is_put(one, followed)
+
+
+def _is_put(one: Varying, followed: Trace) -> bool:
+    line = str(one.source or "")
+    in_line = [node for node in followed.ops if line_of(node) == line]
+    return any(
+        _is_of(one, node) or "scatter" in packet_name(node) or "as_strided" in packet_name(node) for node in in_line
+    )
+
+
+def _is_of(one: Varying, node: fx.Node) -> bool:
+    is_its = str(node.target) == one.op and line_of(node) == str(one.source or "")
+    return is_its and arguments(node).get(one.argument) == one.here
 
 
 def _check_repeats(steps: Steps) -> None:
