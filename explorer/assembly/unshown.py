@@ -33,7 +33,7 @@ from tracefuse.text import counted
 # Bookkeeping, mostly autograd's, costs no kernel that a user could spare.
 _BOOKKEEPING = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
-_GROWING = re.compile(r"(\w+)\s*=[^=].*\b\1\b(?!\.detach)")
+_GROWING = re.compile(r"(\w+)\s*=(?!=).*\b\1\b(?!\.detach)")
 """A line that computes a variable from itself."""
 
 _GIVES = re.compile(r"([\w.\[\]]+)(\.data\s*=|\.set_\()(?!=)")
@@ -164,15 +164,16 @@ def made_elsewhere(recorder: Recorder, names: Mapping[Value, str]) -> str:
     if found is None:
         return ""
     value, source = found
-    if grown := _GROWING.match(source.text.strip() if source else ""):
-        name = grown[1]
+    name = names.get(value, "")
+    grown = _GROWING.match(source.text.strip() if source else "")
+    if grown and grown[1] == name:
         return (
             f"`{name}` goes on with its own graph of the steps before{where(source)}, and a backward goes through all of "
             f"them: write `{name}.detach()` on the right of that line, or, where it is only logged, `{name} += loss.detach()`."
         )
-    if assigned := _only_assignment(names.get(value, ""), source):
+    if assigned := _only_assignment(name, source):
         return (
-            f"The graph of `{names[value]}` begins before the capture: move line {assigned[0]} ({assigned[1]}) inside, since "
+            f"The graph of `{name}` begins before the capture: move line {assigned[0]} ({assigned[1]}) inside, since "
             "gradients behind it are no part of the trace."
         )
     return (

@@ -170,6 +170,39 @@ def test_a_step_whose_graph_begins_before_the_capture_is_told_which_line_to_move
     assert c.update is not None, c.program.uncut
 
 
+def test_a_factor_of_before_is_named_and_not_the_variable_that_it_scales() -> None:
+    """`x.detach()` there would cut the model's own graph."""
+    model, log_scale = nn.Linear(4, 3), nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([*model.parameters(), log_scale], 0.1, fused=True)
+    scale = log_scale.exp()
+    with tracefuse.capture() as c:
+        x = model(torch.randn(5, 4))
+        x = x * scale
+        x.square().mean().backward()
+        optimizer.step()
+    said = r"^The graph of `scale` begins before the capture: move line \d+ \(scale = log_scale.exp\(\)\) inside"
+    with pytest.raises(ExportError, match=said):
+        c.optimize().compile()
+
+
+def test_a_state_that_grows_over_steps_is_named_in_a_method() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0, fused=True)
+
+    def train() -> None:
+        state = torch.zeros(3)
+        for _ in range(4):
+            state=state + model(torch.ones(5, 4)).mean(0)  # fmt: skip
+            optimizer.zero_grad()
+            state.square().mean().backward(retain_graph=True)
+            optimizer.step()
+
+    with tracefuse.capture_step(n=3) as c:
+        train()
+    with pytest.raises(ExportError, match=r"^`state` goes on with its own graph .*write `state.detach\(\)`"):
+        c.optimize().compile()
+
+
 def test_a_backward_on_another_thread() -> None:
     model = nn.Linear(4, 4)
 
