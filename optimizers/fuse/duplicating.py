@@ -82,9 +82,8 @@ class _Table:
 
         Returns what `home` is then: None if it wrote nothing else and is gone.
         """
-        ops = _cheap_ops(value, home)
         reading = [piece for piece in self.reading.get(value, ()) if piece is not home]
-        if not ops or not reading:
+        if not reading or not (ops := _cheap_ops(value, home)):
             return home
         inlined = {piece: new for piece in reading if (new := self._inlined(value, ops, home, piece))}
         is_read_by_pieces_only = all(self.holding.get(reader) for reader in readers(value))

@@ -17,7 +17,7 @@ from tracefuse.optimizers.facts import devices, once_per_op, once_per_value, ten
 from tracefuse.optimizers.formulas.windows import NEAREST, WINDOW_OPS, window_refusal
 from tracefuse.optimizers.lowering.composites import COMPOSITES, CONSTANTS, REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
-from tracefuse.optimizers.lowering.gathers import gather_refusal
+from tracefuse.optimizers.lowering.gathers import GATHERS, gather_refusal
 from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
     MAX_STRIDED_ROW,
     SUMMED,
@@ -30,6 +30,7 @@ from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
 )
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering.lowering import COPIES
+from tracefuse.optimizers.lowering.placements import SCATTERS as PLACES
 from tracefuse.optimizers.lowering.placements import scatter_refusal
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
@@ -114,7 +115,14 @@ def _has_parts(target: torch._ops.OpOverload) -> bool:
 @once_per_op
 def _op_refusal(node: fx.Node) -> str | None:
     reason = _unknown(node.target) or _type_refusal(node) or _device_refusal(node)  # type: ignore[arg-type]
-    return reason or _row_refusal(node) or gather_refusal(node) or window_refusal(node) or scatter_refusal(node)
+    return reason or next((found for ask in _asked(node.target) if (found := ask(node))), None)  # type: ignore[arg-type]
+
+
+@once_per_operator
+def _asked(target: torch._ops.OpOverload) -> tuple[Callable[[fx.Node], str | None], ...]:
+    """What else may refuse an op of this operator."""
+    of = (_row_refusal, REDUCTIONS), (gather_refusal, GATHERS), (window_refusal, WINDOW_OPS), (scatter_refusal, PLACES)
+    return tuple(ask for ask, known in of if target in known)
 
 
 @once_per_operator
@@ -135,7 +143,7 @@ def _type_refusal(node: fx.Node) -> str | None:
     for one in (node, *node.all_input_nodes):
         if reason := _value_refusal(one):
             return reason
-    if node.target in POINTWISE and rule_of(node.target, val(node).dtype) is None:
+    if _is_pointwise(node.target) and rule_of(node.target, val(node).dtype) is None:  # type: ignore[arg-type]
         return f"its result of {SHORT_DTYPE[val(node).dtype]} has no Triton form"
     if not is_view(node) and any(tensor.numel() == 0 for tensor in tensors(node)):
         return "it has no elements"
@@ -154,6 +162,11 @@ def _value_refusal(value: Any) -> str | None:
     return None
 
 
+@once_per_operator
+def _is_pointwise(target: Any) -> bool:
+    return target in POINTWISE
+
+
 def _device_refusal(node: fx.Node) -> str | None:
     if len({device for a in (node, *node.all_input_nodes) for device in devices(a)}) == 1:
         return None
@@ -164,8 +177,6 @@ def _device_refusal(node: fx.Node) -> str | None:
 
 
 def _row_refusal(node: fx.Node) -> str | None:
-    if node.target not in REDUCTIONS:
-        return None
     shape = shape_of(operand_of(node))
     if 0 in shape:
         return "it reduces no elements"

@@ -81,6 +81,6 @@ class Borders:
         return None
 
     def _last_read(self, value: fx.Node) -> float:
-        if value.op == "placeholder" or any(r.op == "output" for r in readers(value)):
+        if value.op == "placeholder":
             return math.inf
-        return max((self.position[r] for r in readers(value)), default=0)
+        return max((math.inf if r.op == "output" else self.position[r] for r in readers(value)), default=0)
