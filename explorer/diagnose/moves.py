@@ -47,7 +47,7 @@ def gradients_copied_to_the_host(case: Case) -> Iterator[Finding]:
             kind="modelled",
             worth_us=us,
             bars=_bars(case, node, copy),
-            fixes=_leaf_fixes(leaf, gpu) if leaf else (),
+            fixes=_leaf_fixes(case, leaf, gpu) if leaf else (),
         )
 
 
@@ -64,9 +64,10 @@ def _facts(case: Case, node: fx.Node, leaf: str, copy: Transfer | None) -> tuple
     return tuple(facts)
 
 
-def _leaf_fixes(leaf: str, gpu: str) -> tuple[Fix, ...]:
+def _leaf_fixes(case: Case, leaf: str, gpu: str) -> tuple[Fix, ...]:
+    us = _both_ways_us(case, (leaf,))
     return (
-        Fix("on device", f"`{leaf}` on {gpu}, and its gradient too", (leaf,)),
+        Fix("on device", f"`{leaf}` on {gpu}, and its gradient too", (leaf,), worth_us=us),
         Fix(
             "pinned gradient",
             f"the gradient of `{leaf}` copied into pinned memory, not waited for: synchronize before it is read",
@@ -82,6 +83,14 @@ def _cost(case: Case, nodes: Sequence[fx.Node], is_pinned: bool = False) -> tupl
         return us, us
     us = 1e6 * sum(map(nbytes, nodes)) / (PINNED_BYTES_PER_S if is_pinned else PAGEABLE_BYTES_PER_S)
     return us, f"about {time_text(us)} a step ({PINNED if is_pinned else PAGEABLE})"
+
+
+def _both_ways_us(case: Case, inputs: Sequence[str]) -> float:
+    """The microseconds of all copies of the inputs to the GPU, and of their gradients to the host."""
+    moves = [n for n in case.trace.ops if work(n) == "device copy"]
+    there = [n for n in moves if case.half[n] == "forward" and set(_inputs_behind([n])).intersection(inputs)]
+    back = [n for n in moves if case.half[n] == "backward" and _gradient_of(case.trace, n) in inputs]
+    return sum(_cost(case, nodes, case.program.pinned.issuperset(inputs))[0] for nodes in (there, back) if nodes)
 
 
 def _bars(case: Case, node: fx.Node, found: Transfer | None) -> tuple[Bar, ...]:
@@ -144,7 +153,7 @@ def _is_data(case: Case, inputs: Sequence[str]) -> bool:
 
 def _move_fixes(case: Case, inputs: tuple[str, ...], target: str) -> tuple[Fix, ...]:
     listed = ", ".join(f"`{name}`" for name in inputs)
-    there = Fix("on device", f"{listed} on {target} already", inputs)
+    there = Fix("on device", f"{listed} on {target} already", inputs, worth_us=_both_ways_us(case, inputs))
     if case.program.pinned.issuperset(inputs):
         return (there,)
     return there, Fix("pinned input", f"{listed} in pinned memory, moved with non_blocking=True", inputs)

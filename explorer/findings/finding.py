@@ -43,7 +43,7 @@ FixKind = Literal["on device", "pinned input", "pinned gradient", "as cast", "le
 class Fix:
     """What a replay can test: `kind` names the change (`tracefuse.diagnose.fixes`), `does` says it, `of` are the names of the
     inputs or ops that it changes, `changes` the options of "passes". `worth_us` is what it is predicted to gain where that is
-    more than its finding is about, since passes work on all ops."""
+    another part of the step than its finding is about: passes work on all ops, and a value that moves comes back."""
 
     kind: FixKind
     does: str

@@ -179,7 +179,16 @@ def casts_done_again(case: Case) -> Iterator[Finding]:
             f"cast it once, before its readers: `x = x.to(torch.{dtype(first)})`; or one matmul for all of them",
             us,
             {"simplify": True, "fuse": True},
+            fixes=(_cast_once(case, groups),),
         )
+
+
+def _cast_once(case: Case, groups: Sequence[Sequence[fx.Node]]) -> Fix:
+    """The program whose forward casts each value once; each gradient is cast as before."""
+    of = {n: group[0] for group in groups for n in group[1:]}
+    names = tuple(one.name for pair in of.items() for one in pair)
+    does = f"{counted(len(of), 'cast')} of the forward left out, none of gradients"
+    return Fix("computed once", does, names, worth_us=case.us(list(of)))
 
 
 # --- logits -----------------------------------------------------------------------------------------------------------

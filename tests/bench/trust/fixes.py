@@ -27,6 +27,7 @@ from trust.mistaken_steps import MISTAKEN, Mistaken, Step
 
 import tracefuse
 from tracefuse.config.configuration import Config
+from tracefuse.diagnose.fixes import Trial
 from tracefuse.findings.finding import Finding
 from tracefuse.measure.timing import Estimate
 from tracefuse.text import aligned
@@ -80,9 +81,10 @@ def tried(one: Mistaken, small: bool, device: str, budget_s: float) -> Iterator[
     except Exception as error:
         yield failed(f"{type(error).__name__}: {error}")
         return
+    known = dict[str, Trial]()
     for finding in found:
         try:
-            yield row(variant, finding, budget_s)
+            yield row(variant, finding, budget_s, known)
         except Exception as error:
             yield failed(f"{type(error).__name__}: {error}", finding)
 
@@ -99,13 +101,17 @@ def captured(one: Mistaken, small: bool, device: str) -> tracefuse.Capture:
     return c
 
 
-def row(variant: Variant, finding: Finding, budget_s: float) -> Row:
-    """What the finding's first fix is predicted to gain, and what it gains, in ms of a step."""
+def row(variant: Variant, finding: Finding, budget_s: float, known: dict[str, Trial]) -> Row:
+    """What the finding's first fix is predicted to gain, and what it gains, in ms of a step; what findings have in common is
+    tried once, and `known` then."""
     fix = finding.trials[0]
     us = finding.worth_us if fix.worth_us is None else fix.worth_us
     if us is None:
         raise ValueError(f"a fix can be tried, and its worth is no number: {finding.worth}")
-    trial = variant.try_fix(fix, budget_s=budget_s)
+    change = f"{fix.kind} {fix.of} {fix.changes}"
+    if change not in known:
+        known[change] = variant.try_fix(fix, budget_s=budget_s)
+    trial = known[change]
     predicted, gained = us / 1e3, trial.gained_ms
     return about(finding) | {
         "predicted_ms": predicted,
