@@ -31,6 +31,7 @@ import torch
 from models import ROUNDINGS, TOLERANCE, Nearness, coarsest, differences, names, nearness
 from people_programs import PROGRAMS, Made
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tracefuse
@@ -147,6 +148,20 @@ def _spread(row: Row, first: Seen, runs: int) -> float:
     return max(TOLERANCE[DTYPE], ROUNDINGS * max(gaps)) if different else 0.0
 
 
+class _Idle(TorchDispatchMode):
+    """Runs each operator as it comes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _leaves_in_a_mode(row: Row, recorded: Seen) -> bool:
+    """Whether torch itself leaves what a recorded run left where any mode is on: it adds gradients up otherwise then."""
+    with _Idle():
+        left = _kept(_run(row))
+    return all(is_same(left[label], recorded[label]) for label in recorded)
+
+
 def _run(row: Row, wrap: Callable[[Any], Any] = lambda one: one) -> Seen:
     made = _made(row)
     return _seen(made, made.run(*map(wrap, made.compiled)))
@@ -195,9 +210,11 @@ def _captured(row: Row, eager: Seen, allowed: float, at: Callable[[str], None]) 
     with RecordedCapture(lambda: _namespace(made)) as capture:
         capture.returned = returned = made.run(*made.compiled)
     seen = _kept(_seen(made, returned))
-    if allowed == 0.0 and 0.0 < _held(seen, eager, math.inf, "recording changes the run") <= TOLERANCE[DTYPE]:
-        allowed = _spread(row, eager, MORE_RUNS) or ROUNDING
-        row.eager += ", recorded within rounding" * (allowed == ROUNDING)
+    gap = _held(seen, eager, math.inf, "recording changes the run")
+    if allowed == 0.0 and 0.0 < gap <= TOLERANCE[DTYPE]:
+        spread = _spread(row, eager, MORE_RUNS)
+        allowed = spread or (gap if _leaves_in_a_mode(row, seen) else ROUNDING)
+        row.eager += ", recorded within rounding" * (not spread)
     _held(seen, eager, allowed, "recording changes the run")
     forward, backward = capture.trace.split()
     row.forward_ops, row.backward_ops = forward.op_count, backward.op_count

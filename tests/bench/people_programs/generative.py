@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from people_programs.losses import net, of_loss
-from people_programs.made import Made, program
+from people_programs.made import Made, program, trained
 
 
 class Autoencoder(nn.Module):
@@ -170,3 +171,56 @@ def neural_ode() -> Made:
         return y.square().mean()
 
     return of_loss(net(4, 16, 4), loss)
+
+
+class HashGrid(nn.Module):
+    """Colors of places, by tables whose rows are found by a hash of the corners around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.Parameter(torch.randn(3, 64, 2) * 0.1)
+        self.mlp = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3), nn.Sigmoid())
+
+    def forward(self, x: Tensor, colors: Tensor) -> Tensor:
+        found = [self._at(x * size, table) for size, table in zip((4, 8, 16), self.tables, strict=True)]
+        return F.mse_loss(self.mlp(torch.cat(found, -1)), colors)
+
+    @staticmethod
+    def _at(x: Tensor, table: Tensor) -> Tensor:
+        low, total = x.floor(), torch.zeros(len(x), 2, device=x.device, dtype=x.dtype)
+        for corner in itertools.product((0, 1), repeat=3):
+            step = torch.tensor(corner, device=x.device)
+            a, b, c = (low.long() + step).unbind(-1)
+            share = torch.where(step.bool(), x - low, 1 - (x - low)).prod(-1, keepdim=True)
+            total = total + share * table[(a ^ b * 2654435761 ^ c * 805459861) % 64]
+        return total
+
+
+@program("network")
+def hash_grid() -> Made:
+    return trained(HashGrid(), torch.rand(10, 3), torch.rand(10, 3))
+
+
+class Spectral(nn.Module):
+    """A GAN whose judge has spectral norms, with hinge losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        normed = nn.utils.parametrizations.spectral_norm
+        self.maker = nn.Sequential(
+            nn.Linear(6, 64, bias=False), nn.Unflatten(1, (16, 2, 2)), nn.ConvTranspose2d(16, 8, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(8), nn.ReLU(True), nn.ConvTranspose2d(8, 1, 4, 2, 1), nn.Tanh(),
+        )  # fmt: skip
+        self.judge = nn.Sequential(
+            normed(nn.Conv2d(1, 8, 4, 2, 1)), nn.LeakyReLU(0.2, True), nn.Flatten(), normed(nn.Linear(128, 1))
+        )
+
+    def forward(self, seed: Tensor, real: Tensor) -> Tensor:
+        fake = self.maker(seed)
+        judged = F.relu(1 - self.judge(real)).mean() + F.relu(1 + self.judge(fake.detach())).mean()
+        return judged - self.judge(fake).mean()
+
+
+@program("network")
+def gan_with_spectral_norms() -> Made:
+    return trained(Spectral(), torch.randn(4, 6), torch.rand(4, 1, 8, 8))

@@ -231,3 +231,65 @@ def deep_q() -> Made:
         return loss
 
     return Made(run, (model,))
+
+
+@program("layer")
+def soft_actor_critic() -> Made:
+    actor, first, second, target = net(5, 32, 4), net(7, 32, 1), net(7, 32, 1), net(7, 32, 1)
+    x, following, done, rewards = torch.randn(8, 5), torch.randn(8, 5), torch.randn(8, 2), torch.randn(8, 1)
+    log_heat = torch.zeros((), requires_grad=True)
+
+    def run(actor: nn.Module, first: nn.Module, second: nn.Module) -> Tensor:
+        def acted(state: Tensor) -> tuple[Tensor, Tensor]:
+            mean, spread = actor(state).chunk(2, -1)
+            policy = torch.distributions.Normal(mean, spread.clamp(-5, 2).exp())
+            raw = policy.rsample()
+            chance = policy.log_prob(raw) - torch.log(1 - raw.tanh().square() + 1e-6)
+            return torch.cat([state, raw.tanh()], -1), chance.sum(-1, keepdim=True)
+
+        with torch.no_grad():
+            both, chance = acted(following)
+            wanted = rewards + 0.99 * (target(both) - log_heat.exp() * chance)
+        known = torch.cat([x, done], -1)
+        critic = F.mse_loss(first(known), wanted) + F.mse_loss(second(known), wanted)
+        both, chance = acted(x)
+        policy = (log_heat.detach().exp() * chance - torch.min(first(both), second(both))).mean()
+        loss = critic + policy - (log_heat * (chance - 2.0).detach()).mean()
+        loss.backward()
+        return loss
+
+    return Made(run, (actor, first, second), (log_heat,), (target,))
+
+
+# --- quantised ---
+
+
+class Stepped(torch.autograd.Function):
+    """Rounded to steps of a learned size."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
+        ctx.save_for_backward(x / step)
+        return (x / step).round().clamp(-8, 7) * step
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        (steps,) = ctx.saved_tensors
+        is_inside = (steps >= -8) & (steps <= 7)
+        return grad * is_inside, (grad * torch.where(is_inside, steps.round() - steps, steps.clamp(-8, 7))).sum()
+
+
+class Quantized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 4)])
+        self.steps = nn.ParameterList(torch.tensor(size) for size in (0.1, 0.05))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (Stepped.apply(at.weight, step) for at, step in zip(self.layers, self.steps, strict=True))
+        return F.linear(F.silu(F.linear(x, first, self.layers[0].bias)), second, self.layers[1].bias)
+
+
+@program("layer")
+def learned_steps_of_weights() -> Made:
+    return trained(Quantized(), torch.randn(6, 8))

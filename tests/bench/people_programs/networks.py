@@ -264,3 +264,70 @@ class Mixed(nn.Module):
 @program("network")
 def layers_of_all_kinds() -> Made:
     return trained(Mixed(), torch.randn(2, 2, 4, 6, 6))
+
+
+class Detector(nn.Module):
+    """In one stage: anchors matched by their overlap, focal loss, boxes by the overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [(nn.Conv2d(a, b, 3, 2, 1, bias=False), nn.BatchNorm2d(b), nn.SiLU()) for a, b in ((3, 8), (8, 16))]
+        self.body = nn.Sequential(*[layer for three in layers for layer in three])
+        self.classes, self.boxes = nn.Conv2d(16, 8, 1), nn.Conv2d(16, 8, 1)
+        centers = torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0))[:, None].expand(-1, 2, -1) * 4 + 2
+        sizes = torch.tensor([[6.0, 6.0], [12.0, 8.0]])
+        self.register_buffer("anchors", torch.cat([centers - sizes / 2, centers + sizes / 2], -1).reshape(-1, 4))
+
+    def forward(self, x: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+        seen = self.body(x)
+        classes, moves = (part(seen).permute(0, 2, 3, 1).reshape(len(x), -1, 4) for part in (self.classes, self.boxes))
+        losses = [self._loss(*one) for one in zip(classes, moves, targets, labels, strict=True)]
+        return torch.stack(losses).mean()
+
+    def _loss(self, classes: Tensor, moves: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+        overlaps = overlap(self.anchors[:, None], targets[None])
+        best, which = overlaps.max(1)
+        is_object = best > 0.3
+        is_object[overlaps.argmax(0)] = True
+        wanted = F.one_hot(labels[which], 4) * is_object[:, None].to(classes)
+        chance = classes.sigmoid()
+        missed = (chance * (1 - wanted) + (1 - chance) * wanted).square()
+        focal = missed * F.binary_cross_entropy_with_logits(classes, wanted, reduction="none")
+        sides = (self.anchors[:, 2:] - self.anchors[:, :2]).repeat(1, 2)
+        boxes = (self.anchors + moves * sides)[is_object]
+        return focal.sum() / is_object.sum().clamp(min=1) + (1 - overlap(boxes, targets[which][is_object])).mean()
+
+
+def overlap(a: Tensor, b: Tensor) -> Tensor:
+    """The area that boxes share, of that which they cover."""
+    shared = (torch.min(a[..., 2:], b[..., 2:]) - torch.max(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
+    return shared / ((a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - shared)
+
+
+@program("network")
+def detector_in_one_stage() -> Made:
+    corners = torch.rand(2, 3, 2) * 16
+    boxes = torch.cat([corners, corners + 4 + torch.rand(2, 3, 2) * 10], -1)
+    return trained(Detector(), torch.randn(2, 3, 32, 32), boxes, torch.randint(4, (2, 3)))
+
+
+class Merging(nn.Module):
+    """Tokens that are alike become one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.out = nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = F.normalize(self.key(x), dim=-1)
+        alike, nearest = (keys[:, ::2] @ keys[:, 1::2].mT).max(-1)
+        first, rest = alike.argsort(-1, descending=True).split([2, 2], -1)
+        kept, merged = (x[:, ::2].gather(1, one[..., None].expand(-1, -1, 12)) for one in (rest, first))
+        into = nearest.gather(1, first)[..., None].expand_as(merged)
+        both = x[:, 1::2].scatter_reduce(1, into, merged, reduce="mean")
+        return self.out(torch.cat([kept, both], 1)).square().mean()
+
+
+@program("network")
+def merged_tokens() -> Made:
+    return trained(Merging(), torch.randn(2, 8, 12, requires_grad=True))

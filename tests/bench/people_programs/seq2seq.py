@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -139,6 +140,27 @@ def packed_lstm() -> Made:
     )
 
 
+class PackedTwice(nn.Module):
+    """The same of one layer each, with dropout between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first, self.second = nn.Embedding(40, 16), nn.LSTM(16, 24), nn.LSTM(24, 24)
+        self.dropout, self.out = nn.Dropout(0.2), nn.Linear(24, 3)
+
+    def forward(self, words: Tensor, lengths: Tensor, labels: Tensor) -> Tensor:
+        states, _ = self.first(nn.utils.rnn.pack_padded_sequence(self.embed(words), lengths, enforce_sorted=False))
+        states, (last, _) = self.second(states._replace(data=self.dropout(states.data)))
+        padded, _ = nn.utils.rnn.pad_packed_sequence(states)
+        return F.cross_entropy(self.out(last[-1] + padded.mean(0)), labels)
+
+
+@program("sequences")
+def packed_lstm_of_two_nets() -> Made:
+    lengths = torch.tensor([9, 4, 7, 2], device="cpu")
+    return trained(PackedTwice(), torch.randint(40, (9, 4)), lengths, torch.randint(3, (4,)))
+
+
 @program("sequences")
 def transformer_of_torch() -> Made:
     model = nn.Transformer(32, 4, 1, 1, 64, dropout=0.1, batch_first=True)
@@ -169,3 +191,56 @@ def character_rnn() -> Made:
         return loss
 
     return Made(run, (model,))
+
+
+class Heard(nn.Module):
+    """Speech to letters by CTC: a convolution, recurrent layers in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv1d(8, 16, 3, 2, 1), nn.LayerNorm(16)
+        self.nets = nn.ModuleList([nn.GRU(n, 12, bidirectional=True, batch_first=True) for n in (16, 24)])
+        self.out = nn.Linear(24, 7)
+
+    def forward(self, x: Tensor, letters: Tensor, heard: Tensor, spelled: Tensor) -> Tensor:
+        hidden = F.gelu(self.norm(self.convolution(x).transpose(1, 2)))
+        for net in self.nets:
+            hidden, _ = net(F.dropout(hidden, 0.1, self.training))
+        chances = self.out(hidden).log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(chances, letters, heard, spelled, zero_infinity=True)
+
+
+@program("sequences")
+def letters_by_ctc() -> Made:
+    heard, spelled = (torch.tensor(one, device="cpu") for one in ([20, 18, 15], [5, 4, 3]))
+    return trained(Heard(), torch.randn(3, 8, 40), torch.randint(1, 7, (3, 5)), heard, spelled)
+
+
+class Placed(nn.Module):
+    """Positions counted over what is no padding, and distances in buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.out, self.bias = (
+            nn.Embedding(20, 16), nn.Linear(16, 48), nn.Linear(16, 20), nn.Embedding(8, 2),
+        )  # fmt: skip
+        self.register_buffer("table", torch.randn(14, 16))
+
+    def forward(self, words: Tensor) -> Tensor:
+        kept = words.ne(1).int()
+        places = (kept.cumsum(1).type_as(kept) * kept).long() + 1
+        x = self.embed(words) * 4 + self.table.index_select(0, places.view(-1)).view(*words.shape, -1)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        at = torch.arange(words.shape[1], device=words.device)
+        apart = (at[None] - at[:, None]).abs()
+        far = 4 + (apart.clamp(min=1).double().log() / math.log(3)).long().clamp(max=3)
+        bias = self.bias(torch.where(apart < 4, apart, far)).permute(2, 0, 1)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+        return F.cross_entropy(self.out(seen).flatten(0, 1), words.flatten(), ignore_index=1)
+
+
+@program("sequences")
+def words_placed_by_a_mask() -> Made:
+    words = torch.randint(20, (3, 9))
+    words[0, 7:] = 1
+    return trained(Placed(), words)
