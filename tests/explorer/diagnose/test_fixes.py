@@ -66,6 +66,15 @@ def test_a_leaf_on_the_gpu_is_moved_neither_there_nor_back() -> None:
     assert trace.code == text, "the captured trace was edited"
 
 
+def test_a_leaf_on_the_gpu_is_worth_its_moves_and_those_of_its_gradient() -> None:
+    _, found = rope_of_a_cpu_leaf()
+    back, there = (finding(name, found) for name in ("cpu-leaf", "moved-each-step"))
+    assert back.worth_us is not None
+    assert there.worth_us is not None
+    both = back.worth_us + there.worth_us
+    assert back.trials[0].worth_us == there.trials[0].worth_us == pytest.approx(both)
+
+
 def test_a_gradient_for_pinned_memory_is_copied_without_waiting() -> None:
     trace, found = rope_of_a_cpu_leaf()
     fixed = fixed_trace(trace, finding("cpu-leaf", found).trials[1])
