@@ -80,32 +80,63 @@ def _sums_of(loss: fx.Node) -> list[fx.Node]:
 
 
 def _fix(losses: Sequence[fx.Node]) -> str:
-    words = "collect what is compared, and compute the loss once behind the loop"
     found = added(statement_at(origin(losses[0]).source))
-    times = _times(losses[0], len(losses))
+    times = _times(losses)
     if found is None or times is None or not isinstance(found.addend, ast.Call) or len(found.addend.args) != 2:
-        return f"{words}, of `torch.cat` of all steps; it averages where each of them did, so multiply by the number of steps"
+        return f"collect what is compared, and compute the loss once behind the loop, of {_of_all(losses)}"
     name, call = found.name, found.addend
-    ignored = "; equal where no target is `ignore_index`" if packet_name(losses[0]).startswith("nll") and times else ""
+    ignored = "; equal where no target is `ignore_index`" if _is_nll(losses[0]) and times else ""
     whole = _of_the_whole(losses, call)
     if whole is not None:
         return f"behind the loop `{name} = {name} + {times}{whole}`, and none in it{ignored}"
     first, second = (ast.unparse(one) for one in call.args)
-    joined = "cat" if val(losses[0].args[0]).dim() > 1 else "stack"  # type: ignore[arg-type]
+    joined = _joined(losses[0])
     rest = "".join(f", {ast.unparse(one)}" for one in call.keywords)
     return (
         f"in the loop `outputs.append({first})` and `wanted.append({second})`, of two lists made before it, and behind it "
-        f"`{name} = {name} + {times}{ast.unparse(call.func)}(torch.{joined}(outputs), torch.{joined}(wanted){rest})`{ignored}"
+        f"`{name} = {name} + {times}{ast.unparse(call.func)}({joined}(outputs), {joined}(wanted){rest})`{ignored}"
     )
 
 
-def _times(loss: fx.Node, count: int) -> str | None:
+def _joined(loss: fx.Node) -> str:
+    return "torch.cat" if val(loss.args[0]).dim() > 1 else "torch.stack"  # type: ignore[arg-type]
+
+
+def _times(losses: Sequence[fx.Node]) -> str | None:
     """What the loss of all steps is multiplied by, as text; None where it is no plain sum of theirs: weights make each step's
-    mean another one."""
-    given = arguments(loss)
+    mean another one, or are its own."""
+    given = arguments(losses[0])
+    if given.get("weight") is not None or not _is_alike(losses):
+        return "" if given["reduction"] == _SUM and _is_alike(losses) and _is_nll(losses[0]) else None
+    return {_SUM: "", _MEAN: f"{len(losses)} * "}.get(given["reduction"])
+
+
+def _of_all(losses: Sequence[fx.Node]) -> str:
+    """What one loss is computed of, and what makes it the sum of all: it divides by another number than each of them did."""
+    loss, count, joined = losses[0], len(losses), _joined(losses[0])
+    given, own = arguments(loss), "" if _is_alike(losses) else ", and of what else each of them is given"
+    every = f"`{joined}` of all steps{own}"
     if given["reduction"] == _SUM:
-        return ""
-    return f"{count} * " if given["reduction"] == _MEAN and given.get("weight") is None else None
+        return every
+    if given["reduction"] != _MEAN:
+        parts = f".unflatten(0, ({count}, -1))" if joined == "torch.cat" else ""
+        return f"{every}; it has rows for each of them, which `{parts}.sum(0)` adds up"
+    if _is_nll(loss) and given.get("weight") is not None:
+        return (
+            f"{every} with `reduction='none'`, and divide the sum of each step by the sum of the weights of its own targets: "
+            "one weighted mean of all steps is another number"
+        )
+    return f"{every}; it averages where each of them did, so multiply by the number of steps"
+
+
+def _is_nll(loss: fx.Node) -> bool:
+    return packet_name(loss).startswith("nll")
+
+
+def _is_alike(losses: Sequence[fx.Node]) -> bool:
+    """Whether all are given the same, but for what each compares."""
+    others = [list(arguments(loss).values())[2:] for loss in losses]
+    return all(one == others[0] for one in others)
 
 
 def _of_the_whole(losses: Sequence[fx.Node], call: ast.Call) -> str | None:
@@ -121,7 +152,7 @@ def _of_the_whole(losses: Sequence[fx.Node], call: ast.Call) -> str | None:
         return None
     dim, _ = parts[0]
     texts = [ast.unparse(one) for one in names]
-    if packet_name(losses[0]).startswith("nll"):
+    if _is_nll(losses[0]):
         if val(losses[0].args[0]).dim() != 2 or dim not in (0, 1):  # type: ignore[arg-type]
             return None
         texts = [f"{texts[0]}.flatten(0, 1)", f"{texts[1]}.flatten()"]

@@ -134,15 +134,58 @@ def test_one_loss_gives_the_loss_and_gradients_of_many(form: Callable[[Sequences
             torch.testing.assert_close(one, other)
 
 
-def test_steps_that_weigh_differently_get_no_code() -> None:
+def test_steps_that_weigh_differently_get_no_code_and_the_divisor_of_each() -> None:
+    weight = torch.linspace(1, 2, KINDS)
+
     def weighted(s: Sequences) -> Tensor:
-        logits, loss, weight = s.head(s.x), 0, torch.linspace(1, 2, KINDS)
+        logits, loss = s.head(s.x), 0
         for t in range(STEPS):
             loss += F.cross_entropy(logits[t], s.y[t], weight)
         return loss
 
+    def as_told(s: Sequences) -> Tensor:
+        each = F.cross_entropy(s.head(s.x).flatten(0, 1), s.y.flatten(), weight, reduction="none")
+        return (each.view(STEPS, BATCH).sum(1) / weight[s.y].sum(1)).sum()
+
     (finding,) = told(weighted)
     assert "`loss" not in finding.fix
+    assert "multiply by the number" not in finding.fix
+    assert (
+        "with `reduction='none'`, and divide the sum of each step by the sum of the weights of its own" in finding.fix
+    )
+    torch.testing.assert_close(as_told(Sequences()), weighted(Sequences()))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none", "mean"])
+def test_losses_of_a_list_are_told_what_makes_one_loss_their_sum(reduction: str) -> None:
+    def listed(s: Sequences) -> Tensor:
+        logits = s.head(s.x)
+        return sum([F.cross_entropy(logits[t], s.y[t], reduction=reduction) for t in range(STEPS)]).sum()  # type: ignore[union-attr]
+
+    (finding,) = told(listed)
+    assert ("multiply by the number of steps" in finding.fix) == (reduction == "mean")
+    s = Sequences()
+    whole = F.cross_entropy(s.head(s.x).flatten(0, 1), s.y.flatten(), reduction=reduction)
+    if reduction == "mean":
+        whole = STEPS * whole
+    if found := re.search(r"`(\.unflatten.*)` adds up", finding.fix):
+        whole = eval(f"whole{found[1]}").sum()
+    assert bool(found) == (reduction == "none")
+    torch.testing.assert_close(whole, listed(Sequences()))
+
+
+def test_a_weight_of_each_step_is_in_no_code() -> None:
+    weights = torch.rand(STEPS, KINDS)
+
+    def weighted(s: Sequences) -> Tensor:
+        logits, wanted, loss = s.head(s.x), s.x.repeat(1, 1, KINDS // WIDTH).sigmoid(), 0
+        for t in range(STEPS):
+            loss += F.binary_cross_entropy_with_logits(logits[t], wanted[t], weight=weights[t], reduction="sum")
+        return loss
+
+    (finding,) = told(weighted)
+    assert "`loss" not in finding.fix
+    assert "and of what else each of them is given" in finding.fix
 
 
 def test_one_loss_a_few_losses_and_losses_that_are_not_summed_are_no_loop() -> None:
