@@ -10,6 +10,8 @@ rest of the step reads. Where data has a name, the step takes that, and prepares
 
 from __future__ import annotations
 
+import ast
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -19,9 +21,10 @@ from torch import fx
 from tracefuse.assembly.parts import CALLED, GIVEN, is_unnamed
 from tracefuse.assembly.program import CapturedProgram, Inputs
 from tracefuse.execution.replay import replayed
-from tracefuse.optimizers.ops import is_random, reached
+from tracefuse.lines.statements import statement_at
+from tracefuse.optimizers.ops import is_named, is_random, is_view, reached
 from tracefuse.optimizers.rewrite import refresh_views
-from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, fake_mode, line_of, val
+from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, fake_mode, line_of, origin, val
 from tracefuse.optimizers.verify import verify
 from tracefuse.steps.steps import Steps
 from tracefuse.training.order import prepared
@@ -29,6 +32,7 @@ from tracefuse.training.order import prepared
 aten = torch.ops.aten
 
 _PICKING = ("aten.slice.", "aten.select.", "aten.narrow")
+_TAKING = {aten.index.Tensor, aten.index_select.default}
 _MOVING = {aten._to_copy.default, aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.clone.default}
 
 
@@ -38,17 +42,20 @@ def with_batches(program: CapturedProgram, steps: Steps | None) -> CapturedProgr
     trace = program.trace
     ops = prepared(trace)
     updated = () if program.update is None else program.update.trace.inputs
-    batches = _batches(trace, ops, steps, {i.name for i in updated})
+    known_late = {i.name for i in updated}
+    batches = _batches(trace, ops, steps, known_late)
     if not batches:
         return program
-    cut = _cut(trace, ops, batches)
+    kept = _kept(trace, ops, batches)
+    names = _names(batches, known_late | {node.name for node in kept})
+    cut = _cut(trace, kept, names)
     verify(cut)
 
     def read_inputs() -> Inputs:
         pairs = zip(trace.inputs, program.inputs.examples, program.inputs.live, strict=True)
         known = {entry.name: (example, live) for entry, example, live in pairs}
         made = replayed(replace(program, trace=_alone(trace, batches), update=None))
-        known |= {node.name: (tensor, tensor) for node, tensor in zip(batches, made, strict=True)}
+        known |= {name: (tensor, tensor) for name, tensor in zip(names.values(), made, strict=True)}
         found = [known[entry.name] for entry in cut.inputs]
         return Inputs(tuple(one for one, _ in found), tuple(one for _, one in found), program.rng_states)
 
@@ -104,24 +111,57 @@ def drawn(trace: Trace) -> list[str]:
     return list(dict.fromkeys(line for one in ops if one in read and is_random(one) and (line := line_of(one))))
 
 
-def _cut(trace: Trace, ops: Collection[fx.Node], batches: list[fx.Node]) -> Trace:
-    """`trace` with `batches` as inputs, and without what nothing reads any more: what draws the batch draws elsewhere."""
-    kept = _kept(trace, ops, batches)
+def _names(batches: list[fx.Node], taken: Collection[str]) -> dict[fx.Node, str]:
+    """What each batch is called, and nothing else: as the variable that held it, or that its line assigns it to; else as the
+    data that it is a part of."""
+    found: dict[fx.Node, str] = {}
+    for node in batches:
+        wanted = _whole(node).name if _is_part(node) and not _is_assigned(node) else node.name
+        numbered = (f"{wanted}_{at}" if at else wanted for at in itertools.count())
+        found[node] = next(name for name in numbered if name not in taken and name not in found.values())
+    return found
+
+
+def _is_part(node: fx.Node) -> bool:
+    return node.op == "call_function" and (is_picking(str(node.target)) or node.target in _TAKING or is_view(node))
+
+
+def _whole(part: fx.Node) -> fx.Node:
+    """The data that has a name, and that it is a part of; itself where there is none."""
+    node = part
+    while _is_part(node):
+        node = node.all_input_nodes[0]
+    return node if node.op == "placeholder" and not is_unnamed(node.name) else part
+
+
+def _is_assigned(part: fx.Node) -> bool:
+    """Whether a variable held it, or its line assigns it to its name: `x = data[i:j]`, and not `out = model(data[i:j])`."""
+    if part.meta.get("custom", {}).get(CALLED):
+        return True
+    value = getattr(statement_at(origin(part).source), "value", None)
+    while isinstance(value, (ast.Attribute, ast.Call)):
+        value = value.func if isinstance(value, ast.Call) else value.value
+    return is_named(part) and isinstance(value, ast.Subscript)
+
+
+def _cut(trace: Trace, kept: Collection[fx.Node], names: Mapping[fx.Node, str]) -> Trace:
+    """`trace` with batches as inputs of these names, and without what nothing reads any more: what draws the batch draws
+    elsewhere."""
     entries = {p: entry for entry, p in trace.input_pairs if p in kept}
     graph, new, inputs = fx.Graph(), {}, []
-    for node in (*batches, *entries):
+    for node in (*names, *entries):
         entry = entries.get(node)
         if entry is not None:
             new[node] = copy_node(graph, node, new)
         else:
-            new[node] = graph.create_node("placeholder", node.name, name=node.name)
+            new[node] = graph.create_node("placeholder", names[node], name=names[node])
             with fake_mode(trace.graph):
                 like = val(node)
                 made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
             new[node].meta = {"val": made, "phase": "forward"}
             if place := node.meta.get("custom", {}).get(GIVEN):
                 new[node].meta["custom"] = {GIVEN: place}
-        inputs.append(entry or Input(node.name, "input", node.name))
+        inputs.append(entry or Input(names[node], "input", names[node]))
     for node in trace.ops:
         if node in kept:
             new[node] = copy_node(graph, node, new)

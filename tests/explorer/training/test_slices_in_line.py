@@ -4,7 +4,9 @@ takes or writes at another place each time is refused."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -88,3 +90,57 @@ def of_a_write(model: nn.Module, at: int) -> Tensor:
 def test_a_part_that_the_step_itself_takes_or_writes_is_refused(loss_of: Callable[[nn.Module, int], Tensor]) -> None:
     with pytest.raises(ExportError, match=r"^start of aten.slice.Tensor .*: 16, then 24"):
         compiled(model := Layer(), optimizer(model), loss_of)
+
+
+class Rollout:
+    """PPO: rows of what was rolled out, picked in the lines that read them."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model, self.random = Layer(), np.random.default_rng(1)
+        self.opt = optimizer(self.model)
+        self.data = torch.randn(60, 4), torch.randint(0, 3, (60,)), torch.randn(60), torch.randn(60)
+
+    def loss(self, rows: Any) -> Tensor:
+        obs, actions, logprobs, advantages = self.data
+        new = torch.log_softmax(self.model(obs[rows]), -1).gather(1, actions[rows, None]).squeeze(1)
+        ratio = (new - logprobs[rows]).exp()
+        scaled = advantages[rows]
+        return -(ratio * (scaled - scaled.mean())).mean()
+
+    def train(self) -> None:
+        obs, actions, logprobs, advantages = self.data
+        for _ in range(4):
+            rows = self.random.integers(0, 60, 16)
+            new = torch.log_softmax(self.model(obs[rows]), -1).gather(1, actions[rows, None]).squeeze(1)
+            ratio = (new - logprobs[rows]).exp()
+            scaled = advantages[rows]
+            loss = -(ratio * (scaled - scaled.mean())).mean()
+            self.opt.zero_grad()
+            loss.backward()
+            self.opt.step()
+
+
+def test_rows_are_called_as_what_they_are_taken_from() -> None:
+    rollout = Rollout()
+    with tracefuse.capture_step(n=3) as c:
+        rollout.train()
+    step = c.optimize().compile()
+    assert step.inputs == ("obs", "actions", "logprobs", "scaled")
+    rows = np.arange(5, 21)
+    expected = rollout.loss(rows).detach()
+    obs, actions, logprobs, advantages = (one[rows] for one in rollout.data)
+    given = {"actions": actions[:, None], "logprobs": logprobs, "scaled": advantages}
+    torch.testing.assert_close(step(obs, **given).detach(), expected)
+
+
+def test_a_part_is_not_called_as_a_whole_that_is_read_too() -> None:
+    def of_both(model: nn.Module, at: int, xs: Tensor = XS) -> Tensor:
+        return F.mse_loss(model(xs[at : at + 8]), YS[at : at + 8]) + model(xs).square().mean()
+
+    model = Layer()
+    step = compiled(model, opt := optimizer(model), of_both)
+    assert opt.param_groups
+    assert step.inputs == ("XS_1", "YS", "XS")  # type: ignore[attr-defined]
+    expected = of_both(model, 40).detach()
+    torch.testing.assert_close(step(XS[40:48], YS[40:48], XS).detach(), expected)
