@@ -80,7 +80,8 @@ def to_html(
     measured = Measured.of(variant)
     for one in reversed(variants):  # those of the shown one last: where there are no others, they are what is stale
         measured.adopt(one)
-    _ = [one.passes for one in variants]  # what the switches of one change is told by the others
+    for one in variants:
+        _ = one.passes  # what the switches of one change is told by the others
     payloads = [payload_of(one) if payload_of else measured.payload(one, None, name) for one in variants]
     board = board or stored_board(variants, measured, name)
     return page(payloads, f"tracefuse: {variant.config.as_code()}", timeline or measured.timeline, board)

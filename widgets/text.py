@@ -101,7 +101,7 @@ def _update_ops(update: dict[str, Any] | None) -> str:
 def _tables(payload: dict[str, Any]) -> list[Table]:
     notes = tuple(f"{p['name']}: {p['note']}" for p in payload["passes"] if p["note"])
     passes = Table(("pass", "", "ops", "saved", "took"), [_pass(p) for p in payload["passes"]], below=notes)
-    times = _times(payload["timing"], bool(payload["kernels"]) and not payload["runs_triton"])
+    times = _times(payload["timing"])
     return [passes, times, *_layers(payload), *_kernels(payload["kernels"]), *_unused(payload["unused"])]
 
 
@@ -136,16 +136,15 @@ def _pass(record: dict[str, Any]) -> Row:
     return record["name"], "on", ops, saved, f"{figure(record['seconds'] * 1e3)} ms"
 
 
-def _times(timing: dict[str, Any] | None, is_without_kernels: bool) -> Table:
+def _times(timing: dict[str, Any] | None) -> Table:
     if timing is None:
         return Table((), (), f"times: {NOT_MEASURED}")
     stale = f" (of {timing['config']}, not of these passes)" if timing["stale"] else ""
     rows = [(r["label"], _time(r["baseline_ms"]), _time(r["variant_ms"]), _ratio(r)) for r in timing["rows"]]
     before = "pinned" if timing["is_pinned"] else "as captured"
     titles = ("", f"{before}, ms", "optimised, ms", f"optimised / {before.removeprefix('as ')}")
-    idle = ["Triton kernels did not run: CPU"] if is_without_kernels else []
     above = f"{timing['provenance']}{stale}; median [95 % interval]"
-    return Table(titles, rows, above, (*timing["notes"], *idle))
+    return Table(titles, rows, above, tuple(timing["notes"]))
 
 
 def _time(time: dict[str, Any] | None) -> str:

@@ -85,8 +85,8 @@ class CudaRecorder:
             yield
         torch.cuda.synchronize()
 
-    def free_nothing_in_use(self) -> None:
-        """Wait for all that was queued, before memory goes that graphs read."""
+    def wait_for_all(self) -> None:
+        """Wait for all that was queued, which may read memory that goes next."""
         torch.cuda.synchronize()
 
     def pool(self) -> Any:
@@ -197,7 +197,7 @@ class Graphs:
     def _record_anew(self) -> None:
         """Around what was learned, in other memory: what is still held of the old stays as it is."""
         with self.recorder.apart():
-            self.recorder.free_nothing_in_use()
+            self.recorder.wait_for_all()
             self._run_forward = self._run_backward = None
             self.kept = []
             for made in (self.results, self.gradients):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -13,6 +12,7 @@ from torch import fx
 from tracefuse.device.target import chosen, promised_here
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, roofline_seconds
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
@@ -81,19 +81,12 @@ def how_to_measure(provenance: str) -> str:
     return "modelled; v.timeline() measures op by op" * provenance.startswith("modelled")
 
 
-_modelled: WeakKeyDictionary[Trace, dict[Peaks, OpTimes]] = WeakKeyDictionary()
-
-
 def modelled(trace: Trace, peaks: Peaks | None = None) -> OpTimes:
     """What a roofline gives for each op as a kernel of its own: the least time that its bytes and FLOPs can take.
 
     `peaks` default to `roofline_of(trace)`. Computed once for each trace and each peaks.
     """
-    peaks = peaks or roofline_of(trace)
-    known = _modelled.setdefault(trace, {})
-    if peaks not in known:
-        known[peaks] = _rooflines(trace, peaks)
-    return known[peaks]
+    return _rooflines(peaks or roofline_of(trace), trace)
 
 
 def roofline_of(trace: Trace) -> Peaks:
@@ -108,7 +101,8 @@ def roofline_of(trace: Trace) -> Peaks:
     return promised_here(torch.cuda.get_device_name() if torch.cuda.is_available() else None, tf32)
 
 
-def _rooflines(trace: Trace, peaks: Peaks) -> OpTimes:
+@once_per_trace
+def _rooflines(peaks: Peaks, trace: Trace) -> OpTimes:
     us = {node.name: us for node in trace.ops if (us := modelled_us(node, peaks)) > 0}
     elsewhere = "" if is_on_gpu(trace) else ", not of the CPU that it ran on"
     return OpTimes(us, f"modelled: roofline of the {peaks.source}{elsewhere}")

@@ -155,19 +155,15 @@ class Cuts:
 
 
 class Budgeting:
-    """The choices for one trace that recomputes nothing yet, by budget. What they have in common is computed once."""
+    """The choices for one trace that recomputes nothing yet, by budget. What they have in common is computed once,
+    and holds when the trace is edited."""
 
     def __init__(self, trace: Trace, forward: Forward, options: RematOptions, like: Budgeting | None = None) -> None:
         """`like` differs in nothing but the producer input weight, which counts where no budget does: its cuts serve again."""
-        self._trace, self._forward, self._options, self._full = trace, forward, options, saved_bytes(trace)
-        self._like = like
+        self._forward, self._options, self._full = forward, options, saved_bytes(trace)
+        self._forecast = like._forecast if like else Forecast(trace)
         if like:
             self.cuts = like.cuts
-
-    @cached_property
-    def _forecast(self) -> Forecast:
-        """Made for the first peak that is asked for, and so before the trace is edited: without a budget there is none."""
-        return self._like._forecast if self._like else Forecast(self._trace)
 
     @cached_property
     def unlimited(self) -> Choice:

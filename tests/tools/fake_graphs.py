@@ -29,7 +29,7 @@ class FakeRecorder:
 
     warming_up = apart
 
-    def free_nothing_in_use(self) -> None:
+    def wait_for_all(self) -> None:
         pass
 
     def reserved_nbytes(self) -> int:

@@ -12,14 +12,15 @@ from tracefuse.config.configuration import Config
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.timing import Estimate
 from tracefuse.measure.unbeaten import unbeaten
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.overlap.collectives import gathers_parameters
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.tables.compared import ModuleDifference, compared
 from tracefuse.tables.folding import folded_paths
 from tracefuse.timeline.measurements import Entry, Measurements
 from tracefuse.variant import Variant, Variants
-from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
-from tracefuse.widgets.payload.facts import per_trace, size, step_size
+from tracefuse.widgets.payload.clock import Clock, kind_beside, modelled_clock, pass_deltas
+from tracefuse.widgets.payload.facts import size, step_size
 from tracefuse.widgets.payload.kernels import lines_of_calls
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.passes import config_record
@@ -65,7 +66,7 @@ def board_record(stands: Sequence[Stand], shown: int, variant: Variant, clock: C
     return {"capture": shown, "captures": labels, "device": clock.device, "gathers": gathers, "rows": rows}
 
 
-@per_trace
+@once_per_trace
 def gathers_any(trace: Trace) -> bool:
     """Whether a step gathers parameters, which it can keep behind the forward or free."""
     return any(map(gathers_parameters, trace.ops))
@@ -147,14 +148,9 @@ def measured_record(known: Measurements, config: Config) -> dict[str, Any] | Non
 def to_captured(entry: Entry, captured: Entry | None) -> dict[str, Any]:
     """The step of a configuration over that of the captured program, both of one device, and of which kind both times are.
     "ratio" is None, and "ratio_kind" "", where no time of that kind is known of the captured program."""
-    kinds = {entry.kind, captured.kind} if captured else set()
-    is_alike = captured is not None and captured.device == entry.device and ("modelled" not in kinds or len(kinds) == 1)
-    if captured is None or not is_alike or not captured.step_us:
-        return {"ratio": None, "ratio_kind": ""}
-    return {
-        "ratio": entry.step_us / captured.step_us,
-        "ratio_kind": "predicted" if "predicted" in kinds else entry.kind,
-    }
+    is_there = captured is not None and captured.device == entry.device and captured.step_us
+    kind = kind_beside(entry.kind, captured.kind) if captured is not None and is_there else ""
+    return {"ratio": entry.step_us / captured.step_us if captured is not None and kind else None, "ratio_kind": kind}
 
 
 def _measured_ratio(known: Measurements, config: Config) -> tuple[float, str] | None:

@@ -37,6 +37,13 @@ MESHES = ("8xH100,nvlink", "16xH100,nvlink,ib400")
 """Examples of machines of several GPUs; any other one can be chosen too."""
 
 
+def kind_beside(one: str, other: str) -> str:
+    """Of which kind a comparison of two times is, by theirs; "" where one alone is modelled: that would compare two clocks."""
+    if "modelled" in (one, other):
+        return one if one == other else ""
+    return one if one == other else "predicted"
+
+
 @dataclass(frozen=True)
 class Clock:
     """`times` are those of the ops before and after the passes, `device` whose they are; `of` tells those of any trace of the

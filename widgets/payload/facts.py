@@ -7,9 +7,8 @@ trace and those of all steps before that pass are the same ones as before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -17,7 +16,7 @@ from torch import fx
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.optimizers import liveness
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
-from tracefuse.optimizers.facts import once_per_value
+from tracefuse.optimizers.facts import once_per_trace, once_per_value
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
@@ -25,30 +24,15 @@ from tracefuse.tables.folding import name_of
 from tracefuse.tables.memory import input_bytes
 from tracefuse.variant import Variant
 
-T = TypeVar("T")
-
 # More twins or readers of one value than anybody follows by hand.
 MAX_NAMES = 64
 # Beyond these, single storages are small beside the peak.
 MAX_ALIVE = 16
 
 
-def per_trace(compute: Callable[[Trace], T]) -> Callable[[Trace], T]:
-    """`compute`, called once for each trace. What it returns is shared: nobody may edit it, and it may not hold the trace."""
-    known: WeakKeyDictionary[Trace, T] = WeakKeyDictionary()
-
-    @functools.wraps(compute)
-    def found(trace: Trace) -> T:
-        if trace not in known:
-            known[trace] = compute(trace)
-        return known[trace]
-
-    return found
-
-
-lifetimes = per_trace(liveness.lifetimes)
-live_bytes = per_trace(lambda trace: liveness.live_bytes(trace, lifetimes(trace)))
-gpu_input_bytes = per_trace(functools.partial(input_bytes, device="cuda"))
+lifetimes = once_per_trace(liveness.lifetimes)
+live_bytes = once_per_trace(lambda trace: liveness.live_bytes(trace, lifetimes(trace)))
+gpu_input_bytes = once_per_trace(functools.partial(input_bytes, device="cuda"))
 
 
 class Size(NamedTuple):
@@ -59,14 +43,14 @@ class Size(NamedTuple):
     peak_bytes: int
 
 
-@per_trace
+@once_per_trace
 def size(trace: Trace) -> Size:
     """The three numbers of a trace that every pass is judged by."""
     saved = sum(one.nbytes for one in liveness.known_saved_values(trace))
     return Size(trace.op_count, saved, max(live_bytes(trace), default=0))
 
 
-op_count = per_trace(lambda trace: trace.op_count)
+op_count = once_per_trace(lambda trace: trace.op_count)
 
 
 def step_size(variant: Variant) -> Size:
@@ -75,7 +59,7 @@ def step_size(variant: Variant) -> Size:
     return size(variant.whole_in_place)._replace(ops=op_count(variant.whole))
 
 
-@per_trace
+@once_per_trace
 def memory(trace: Trace) -> dict[str, Any]:
     """Bytes alive while each op runs, by the static rules of `tracefuse.optimizers.liveness`; the peak, the op it is at, and
     the largest storages that are alive there, as `[name, bytes]`; of all storages, how long they live and what for."""
@@ -129,20 +113,20 @@ def _alive_at_peak(trace: Trace) -> list[liveness.Lifetime]:
     return [one for one in lifetimes(trace) if one.start <= at <= one.end]
 
 
-@per_trace
+@once_per_trace
 def held_throughout(trace: Trace) -> int:
     """Bytes of inputs and parameters, and of what an optimizer keeps: alive in every op."""
     return sum(life.nbytes for life in lifetimes(trace) if life.is_input)
 
 
-@per_trace
+@once_per_trace
 def update_peak(trace: Trace) -> int:
     """The peak within the update alone, which no choice of what the backward recomputes changes; 0 without an update."""
     live = memory(trace)["live"]
     return max((count for node, count in zip(trace.ops, live, strict=True) if phase(node) == "update"), default=0)
 
 
-@per_trace
+@once_per_trace
 def least_peak(trace: Trace) -> int:
     """Bytes that no choice of what to recompute gets the peak of forward and backward below: inputs and parameters, which are
     alive throughout, beside all gradients and results, which are alive at the end, or beside what the largest matmul,
@@ -185,7 +169,7 @@ def _storages(known: list[liveness.Lifetime], peak: int) -> list[int]:
     return found
 
 
-@per_trace
+@once_per_trace
 def values(trace: Trace) -> dict[str, dict[str, Any]]:
     """What there is to say of each value of a trace, by name and without its times; inputs first."""
     around = _Around(trace)

@@ -21,6 +21,7 @@ from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, bytes_read, bytes_written
 from tracefuse.optimizers.costs.datasheets import H100_SXM_DATASHEET, datasheet_of
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
@@ -43,7 +44,6 @@ from tracefuse.tables.replaced import (
 )
 from tracefuse.timeline.kernel_times import KernelRow, Reached, calls_by_kernel, kernel_rows
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload.facts import per_trace
 
 NOT_MEASURED = "not measured"
 MAX_ATEN = 64
@@ -122,7 +122,7 @@ def _late_nodes(captured: Variant) -> dict[str, fx.Node]:
     return {name: there[other] for name, other in captured.names_in_whole.items()}
 
 
-@per_trace
+@once_per_trace
 def model_us(trace: Trace) -> Mapping[str, float]:
     """What each op takes of one roofline, alone: what parts of one time are told apart by, whatever GPU is shown."""
     return modelled(trace, H100_SXM_DATASHEET).us

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from tracefuse.measure.overlapped import has_collectives
 from tracefuse.optimizers.costs.alignment import unaligned
 from tracefuse.optimizers.costs.cost import flops, packet_name
 from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace, val
@@ -98,24 +98,16 @@ def _left(records: Sequence[PassRecord]) -> str:
 
 # --- freezing ---------------------------------------------------------------------------------------------------------
 
-_spared: WeakKeyDictionary[Trace, tuple[tuple[str, ...], frozenset[str]] | None] = WeakKeyDictionary()
-
 
 def suggested(variant: Variant) -> tuple[str, ...]:
     """Patterns that `freeze` could be given; none where it has some already, or where nothing is trained beside others."""
-    found = None if variant.config.freeze else _found(variant.program.trace)
+    found = None if variant.config.freeze else _spares(variant.program.trace)
     return () if found is None else found[0]
-
-
-def _found(trace: Trace) -> tuple[tuple[str, ...], frozenset[str]] | None:
-    if trace not in _spared:
-        _spared[trace] = _spares(trace)
-    return _spared[trace]
 
 
 def _freeze(variant: Variant, clock: Clock) -> dict[str, Any]:
     """What freezing would save of the shown step, once its passes have run; of the step as it ran until then."""
-    found = _found(variant.program.trace)
+    found = _spares(variant.program.trace)
     if found is None:
         return {"needs": "type a pattern of parameters; none is trained beside others here", "suggests": []}
     patterns, ops = found
@@ -129,6 +121,7 @@ def _freeze(variant: Variant, clock: Clock) -> dict[str, Any]:
     return {"needs": f"type a pattern; freezing all but {kept} would save {saves}", "suggests": list(patterns)}
 
 
+@once_per_trace
 def _spares(trace: Trace) -> tuple[tuple[str, ...], frozenset[str]] | None:
     """Patterns that freeze all but what is most likely trained alone, and the ops that nobody needs then; None where there are
     no two modules with parameters."""

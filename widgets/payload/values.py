@@ -39,7 +39,7 @@ class Line(NamedTuple):
         return self.value or self.kind
 
 
-@trace_facts.per_trace
+@once_per_trace
 def lines_of(trace: Trace) -> tuple[Line, ...]:
     """The printed trace, line by line; its text is that of `trace.code`."""
     signature, *comments = head_lines(trace)

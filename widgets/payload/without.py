@@ -12,7 +12,7 @@ from typing import Any
 
 from tracefuse.config.configuration import Config
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload.clock import Clock
+from tracefuse.widgets.payload.clock import Clock, kind_beside
 from tracefuse.widgets.payload.facts import step_size
 from tracefuse.widgets.payload.levers import suggested
 from tracefuse.widgets.payload.passes import records_of
@@ -29,16 +29,18 @@ def foreseen(variant: Variant) -> list[Config]:
 
 def without_record(name: str, variant: Variant, clock: Clock) -> dict[str, Any] | None:
     """The whole step without the pass called `name`, all others kept, in the numbers of the headline; None of a pass that
-    changes nothing, and until the passes have run for it."""
+    changes nothing, until the passes have run for it, and where one of the two times alone is modelled."""
     config = variant.config.switched(name)
     other = variant.capture.made(config) if _changes(name, variant) else None
     if other is None:
         return None
     times = clock.of(other.whole)
-    kinds = {times.kind, clock.times[1].kind}
+    kind = kind_beside(times.kind, clock.times[1].kind)
+    if not kind:
+        return None
     return step_size(other)._asdict() | {
         "step_us": times.step_us,
-        "kind": kinds.pop() if len(kinds) == 1 else "predicted",
+        "kind": kind,
     }
 
 

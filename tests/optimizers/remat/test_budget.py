@@ -18,9 +18,10 @@ from tracefuse.optimizers.liveness import peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.ops import is_random, op_name, producer
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.remat import Remat
-from tracefuse.optimizers.remat.budget import Cuts, tilts
+from tracefuse.optimizers.remat.budget import Budgeting, Cuts, tilts
 from tracefuse.optimizers.remat.forecast import fused_seconds
 from tracefuse.optimizers.remat.forward import Forward
+from tracefuse.optimizers.remat.schedule import forget, recompute
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace, recomputes
 
@@ -189,6 +190,17 @@ def test_alike_layers_are_recomputed_one_by_one() -> None:
     full = saved_bytes(trace)
     kept = [saved_bytes(remat(trace, memory_budget=b)[0]) / full for b in (0.85, 0.75, 0.65, 0.55, 0.45)]
     assert kept == pytest.approx([0.85, 0.75, 0.65, 0.55, 0.45], abs=0.02)
+
+
+def test_the_peak_of_a_choice_is_that_of_the_trace_before_it_is_edited() -> None:
+    trace = forget(deep("gpt"))
+    forward = Forward(trace)
+    asked, later = (Budgeting(trace, forward, Remat()) for _ in range(2))
+    choice, other = asked.unlimited, asked.cuts.within(asked.limit(0.3))
+    peak = asked.peak(choice)
+    assert asked.peak(other) < peak
+    recompute(trace, set(other.again))
+    assert later.peak(choice) == asked.peak(choice) == peak
 
 
 def test_the_tilt_halves_the_gaps() -> None:

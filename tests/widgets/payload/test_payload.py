@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 import tracefuse
 from tracefuse.config import PASSES, Config
 from tracefuse.demo import GPT, batch
+from tracefuse.measure.side_by_side import CPU_NOTE
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.optimizers.liveness import KINDS, saved_bytes
 from tracefuse.optimizers.passes import Decision
@@ -330,7 +332,9 @@ def test_the_text_has_what_the_view_has() -> None:
         assert f"\n{name} " in text
     assert "measured on CPU; median [95 % interval]" in text
     assert "0.667 [0.667, 0.667] faster" in text
-    assert "Triton kernels did not run: CPU" in text
+    assert "Triton kernel" not in text.partition("median [95 % interval]")[2].partition("\n\n")[0]
+    noted = to_text(payload(v, (replace(timing(), notes=(CPU_NOTE,)), v.config)))
+    assert [line for line in noted.splitlines() if line not in text.splitlines()] == [CPU_NOTE]
     assert v.kernels[0].name in text
     assert "kernels: modelled: roofline of the H100" in text
 

@@ -14,22 +14,13 @@ import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.liveness import lifetimes, live_bytes, peak_bytes, saved_bytes
 from tracefuse.optimizers.remat.saved import REASONS
-from tracefuse.optimizers.trace import Trace
 from tracefuse.widgets.payload import facts as trace_facts
-from tracefuse.widgets.payload.facts import memory, per_trace, size
+from tracefuse.widgets.payload.facts import memory, size
 from tracefuse.widgets.payload.program import payload
 
 
 def captured(name: str = "gpt") -> tracefuse.Capture:
     return tracefuse.capture(programs.PROGRAMS[name](torch.float32).run)
-
-
-def test_a_trace_is_looked_at_once() -> None:
-    seen: list[Trace] = []
-    count = per_trace(lambda trace: seen.append(trace) or trace.op_count)
-    first, second = captured().trace, captured("rope").trace
-    assert [count(one) for one in (first, second, first)] == [first.op_count, second.op_count, first.op_count]
-    assert seen == [first, second]
 
 
 def test_what_is_kept_goes_with_the_trace() -> None:

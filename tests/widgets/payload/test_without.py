@@ -11,15 +11,16 @@ import torch
 
 import tracefuse
 from tracefuse.demo import GPT, batch
+from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import Trace
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.payload import values
-from tracefuse.widgets.payload.clock import HERE
+from tracefuse.widgets.payload.clock import HERE, Clock, kind_beside
 from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.payload.program import payload
-from tracefuse.widgets.payload.without import foreseen
+from tracefuse.widgets.payload.without import foreseen, without_record
 from tracefuse.widgets.view.explorer import Explorer
 
 
@@ -48,6 +49,30 @@ def switched_off(shown: Variant, name: str) -> Variant:
 @pytest.fixture
 def shown() -> Variant:
     return trained().optimize()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        ("measured", "measured", "measured"),
+        ("measured", "predicted", "predicted"),
+        ("predicted", "measured", "predicted"),
+        ("modelled", "modelled", "modelled"),
+        ("modelled", "measured", ""),
+        ("predicted", "modelled", ""),
+    ],
+)
+def test_what_stands_beside_a_switch_compares_times_of_one_clock(
+    shown: Variant, one: str, other: str, kind: str
+) -> None:
+    def times(kind: str, trace: Trace) -> OpTimes:
+        return OpTimes(modelled(trace).us, f"{kind}: of a test", device="a GPU")
+
+    assert switched_off(shown, "fuse").passes
+    mine = times(one, shown.whole)
+    record = without_record("fuse", shown, Clock((mine, mine), "a GPU", lambda trace: times(other, trace)))
+    assert kind_beside(one, other) == kind
+    assert (record["kind"] if record else "") == kind
 
 
 @pytest.mark.parametrize("told_of", [lambda e: None, lambda e: e.show_times_of("L4"), lambda e: e.show_times_of(HERE)])
