@@ -32,6 +32,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tracefuse.build.kernels import this_gpu
 from tracefuse.compiled_graphs import CompiledGraph, at_another_size, note_refused
 from tracefuse.config.configuration import Config, option_names, unknown_option
 from tracefuse.dynamo.differentiable import Places, places_of
@@ -109,7 +110,10 @@ def tracefuse(
 
 
 def _other_sizes(module: fx.GraphModule, numbers: Sequence[int], config: Config) -> OtherSizes | None:
-    """What tells of sizes that were not traced; None where a pass decides by budgets, or by rules of the user's own."""
+    """What tells of sizes that were not traced; None where a pass decides by budgets, or by rules of the user's own, and on a
+    GPU, whose kernels are compiled for each size, so that little is won."""
+    if this_gpu() is not None:
+        return None
     symbols = symbols_of(module, numbers)
     is_plain = config.memory_budget is None and config.peak_budget is None and not config.own
     return OtherSizes(symbols, at_another_size) if symbols is not None and is_plain else None

@@ -2,13 +2,16 @@
 
 A program is traced by AOTAutograd, goes through the passes and becomes text: a second for a few layers, whatever its size is.
 Where three programs differ in one size alone, they are a *line*: `tracefuse.optimizers.sizes` tells by them what the program
-is at another size of that line, which takes milliseconds, and why that is right. A line serves
+is at another size of that line, which takes milliseconds, and why that is right. That is for the CPU, whose text is compiled
+once for all sizes; the kernels of a GPU are compiled for each, and so nothing is told there. A line serves
 
     sizes of one symbol     all others are as they were; a symbol is what dynamo calls a size that varies
     whose expressions       of that symbol in dynamo's graph are polynomials: no minimum, no remainder, no rounding
     between a quarter of its smallest size and four times its largest: the passes choose by costs, and what was cheap at those
                             sizes is taken for cheap here
-    on a GPU, divisible by 16 or not, as one of its three was: there alignment decides too
+
+Multiples of the size and of numbers in dynamo's graph are told, and no others: `tracefuse.optimizers.sizes`. What a pass, or
+an operator of ATen's that is made of others, rounds to a multiple is none of them, and such programs are no line.
 
 Nothing runs before torch's own rules have confirmed each of its ops (`questions`), and the tensors that it is called with have
 the very layouts that the numbers tell. Whatever does not fit is compiled as the first size was.
@@ -29,7 +32,6 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tracefuse.build.kernels import this_gpu
 from tracefuse.dynamo.differentiable import Layout, Places, function_of
 from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.execution.export import functions_source
@@ -37,16 +39,14 @@ from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.fakes.made import fake_tensor
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
-from tracefuse.optimizers.sizes.numbers import COUNT, NotAlike, Sizes
-from tracefuse.optimizers.sizes.questions import Question, check, questions
+from tracefuse.optimizers.sizes.numbers import COUNT, NotAlike, Shift, Sizes, shifts_of
+from tracefuse.optimizers.sizes.questions import Question, check, check_numbers, questions
 from tracefuse.optimizers.sizes.texts import Text, merged
-from tracefuse.optimizers.trace import is_on_gpu, val
+from tracefuse.optimizers.trace import val
 from tracefuse.recording.frames import tell_user
 
 Run = Callable[..., Sequence[Any]]
 
-ALIGNED = 16
-"""What a size is divisible by, or not."""
 NEAR = 4
 """Times smaller, or larger, than a line's sizes another one may be."""
 SMALLEST = 2
@@ -90,9 +90,18 @@ class Symbols:
     """Where the symbols of dynamo's graph are read: by the position of an argument, and the dimension of a tensor."""
 
     places: tuple[tuple[int, int | None], ...]
+    names: tuple[sympy.Symbol, ...]
+    numbers: frozenset[sympy.Expr]
+    """All that the graph computes with them, sizes, strides and offsets of tensors among it."""
 
     def sizes(self, arguments: Sequence[Any]) -> tuple[int, ...]:
         return tuple(arguments[at] if dim is None else arguments[at].shape[dim] for at, dim in self.places)
+
+    def numbers_at(self, all_sizes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The integers among the numbers, each at all of these sizes of the symbols."""
+        values = [dict(zip(self.names, map(sympy.Integer, sizes), strict=True)) for sizes in all_sizes]
+        found = [tuple(number.xreplace(one) for one in values) for number in self.numbers]
+        return [tuple(one.p for one in at) for at in found if all(isinstance(one, sympy.Integer) for one in at)]
 
 
 def symbols_of(module: fx.GraphModule, floats: Sequence[int]) -> Symbols | None:
@@ -108,10 +117,11 @@ def symbols_of(module: fx.GraphModule, floats: Sequence[int]) -> Symbols | None:
         for dim, size in sizes:
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 found.setdefault(size.node.expr, (at, dim))
-    for one in {number.node.expr for node in module.graph.nodes for number in _numbers(node.meta.get("example_value"))}:
+    numbers = {number.node.expr for node in module.graph.nodes for number in _numbers(node.meta.get("example_value"))}
+    for one in numbers:
         if not one.free_symbols <= found.keys() | known or not one.is_polynomial(*found):
             return None
-    return Symbols(tuple(found.values())) if found else None
+    return Symbols(tuple(found.values()), tuple(found), frozenset(numbers)) if found else None
 
 
 def _numbers(value: Any) -> Iterator[Any]:
@@ -138,12 +148,9 @@ class Line:
     programs: tuple[Traced, ...]
     entries: list[tuple[torch.Tensor, ...]]
     asked: list[Question]
-    text: Text | None
+    text: Text
+    shifts: frozenset[Shift]
     mode: FakeTensorMode = field(default_factory=FakeTensorMode)
-
-    @functools.cached_property
-    def is_on_gpu(self) -> bool:
-        return is_on_gpu(self.programs[0].halves.joint.trace)
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -156,14 +163,11 @@ class Line:
             a != b for i, (a, b) in enumerate(zip(sizes, first.sizes, strict=True)) if i != self.at
         ):
             return False
-        is_near = min(self.known) <= NEAR * new and new <= NEAR * max(self.known)
-        if not is_near or new < SMALLEST:
-            return False
-        return not self.is_on_gpu or _is_aligned(new) in map(_is_aligned, self.known)
+        return new >= SMALLEST and min(self.known) <= NEAR * new and new <= NEAR * max(self.known)
 
     def program(self, new: int, arguments: Sequence[Any], remade: Remade) -> tuple[Run, dict[int, Any]]:
         """What runs the program at the size `new`, and which results of dynamo's graph are numbers. Raises `NotAlike`."""
-        sizes, first = Sizes(self.known, new), self.programs[0]
+        sizes, first = Sizes(self.known, new, self.shifts), self.programs[0]
         numbers = {at: sizes.number(tuple(one.numbers[at] for one in self.programs)) for at in first.numbers}
         entries = [_layout(one, sizes) for one in self.entries]
         given = [arguments[at] for at in first.places.given]
@@ -172,15 +176,9 @@ class Line:
                 raise NotAlike("an input lies otherwise in its memory than those at other sizes")
         check(self.asked, sizes, self.mode)
         variant = remade(self.programs, sizes, given, [fake_tensor(self.mode, *one) for one in entries])
-        halves = self._halves(variant, sizes)
+        halves = first.halves.at_another_size(variant, SimpleNamespace(**self.text.functions(sizes)))
         run = function_of(first.places, halves, entries[len(given) :])
         return watching(run, halves.read_results) if halves.read_results else run, numbers
-
-    def _halves(self, variant: Optimised, sizes: Sizes) -> Halves:
-        first = self.programs[0].halves
-        if self.text is None:
-            return Halves(first.joint, variant)
-        return first.at_another_size(variant, SimpleNamespace(**self.text.functions(sizes)))
 
 
 def _layout(at: Sequence[torch.Tensor], sizes: Sizes) -> Layout:
@@ -189,7 +187,7 @@ def _layout(at: Sequence[torch.Tensor], sizes: Sizes) -> Layout:
     return shape, stride, sizes.same(tuple(one.dtype for one in at)), sizes.same(tuple(one.device for one in at))
 
 
-def line_of(programs: Sequence[Traced]) -> Line:
+def line_of(programs: Sequence[Traced], symbols: Symbols) -> Line:
     """The line that the programs are. Raises `NotAlike` where they are none."""
     varies = [at for at, sizes in enumerate(zip(*(one.sizes for one in programs), strict=True)) if len(set(sizes)) > 1]
     if len({one.kind for one in programs}) > 1 or len(varies) != 1:
@@ -198,16 +196,18 @@ def line_of(programs: Sequence[Traced]) -> Line:
     known = tuple(one.sizes[at] for one in programs)
     if len(set(known)) < COUNT or min(known) < SMALLEST:
         raise NotAlike("the sizes are not three")
-    sizes = Sizes(known, known[0])
+    shifts = shifts_of(known, symbols.numbers_at([one.sizes for one in programs]))
+    sizes = Sizes(known, known[0], shifts)
     sizes.same(tuple(one.places for one in programs))
     sizes.same(tuple((one.halves.joint.results, one.halves.joint.gradients) for one in programs))
     sizes.same(tuple(tuple(one.numbers) for one in programs))
     traces = [one.halves.variant.trace for one in programs]
-    text = merged([_text(one.halves.variant) for one in programs]) if this_gpu() is None else None
-    if text is not None:
-        text.functions(sizes)  # which says whether its numbers follow the size
+    asked = questions(traces)
+    check_numbers([*questions([one.halves.joint.trace for one in programs]), *asked], sizes)
+    text = merged([_text(one.halves.variant) for one in programs])
+    text.functions(sizes)  # which says whether its numbers follow the size
     inputs = [[val(node) for node in one.halves.joint.trace.placeholders] for one in programs]
-    return Line(at, tuple(programs), list(zip(*inputs, strict=True)), questions(traces), text)
+    return Line(at, tuple(programs), list(zip(*inputs, strict=True)), asked, text, shifts)
 
 
 def _text(variant: Optimised) -> str:
@@ -215,10 +215,6 @@ def _text(variant: Optimised) -> str:
     here: Any = copy.copy(variant)
     here.fallbacks = dict.fromkeys((kernel.name for kernel in variant.kernels), ON_CPU)
     return functions_source(here)
-
-
-def _is_aligned(size: int) -> bool:
-    return size % ALIGNED == 0
 
 
 @dataclass
@@ -252,10 +248,9 @@ class OtherSizes:
     def note(self, new: Traced) -> None:
         """One more program is known: with two others it may be a line."""
         pairs = [pair for pair in itertools.combinations(self.traced, COUNT - 1) if _may_be_a_line((*pair, new))]
-        pairs.sort(key=lambda pair: -len({_is_aligned(size) for one in (*pair, new) for size in one.sizes}))
         for pair in pairs[:MOST_TRIED]:
             try:
-                self.lines.insert(0, line_of((*pair, new)))
+                self.lines.insert(0, line_of((*pair, new), self.symbols))
                 break
             except NotAlike:
                 continue

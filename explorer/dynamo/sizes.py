@@ -5,8 +5,8 @@ chosen by them, so that a graph with symbols is kept as it came, and specialised
 
     graph(s, x: [2, s], f, …)     called with [2, 33]: x: [2, 33], s is 33 wherever it is read, and f.item() what f is
 
-Where three of these programs differ in one size alone, they tell of others, which takes milliseconds instead of a second:
-`tracefuse.dynamo.other_sizes`.
+On a CPU, where three of these programs differ in one size alone, they tell of others, which takes milliseconds instead of a
+second: `tracefuse.dynamo.other_sizes`.
 
 A Python float of a module, such as a scale, is a tensor `f` of the CPU that dynamo made, whose number varies for all that is
 known. A call of known sizes and numbers costs a look at them. Of a graph, `MOST_SIZES` programs are traced, for at most
@@ -38,7 +38,7 @@ MANY_SIZES = 16
 MOST_SIZES = 128
 """Programs of one graph that are kept."""
 MOST_RESIZED = 1024
-"""Programs that are kept of sizes that were not traced: to make one takes milliseconds."""
+"""Programs that are kept of sizes that were not traced: no kernel is compiled for one, and to make it takes milliseconds."""
 MOST_NUMBERS = 4
 """Different numbers beside sizes that they are compiled for: a number that is another one in each call is no size."""
 

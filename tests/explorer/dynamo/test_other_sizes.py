@@ -86,11 +86,7 @@ def test_programs_are_those_that_are_compiled_anew(traced: list[int], monkeypatc
         assert functions_source(mine) == functions_source(theirs)
 
 
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_a_gpt_has_the_numbers_of_eager(has_gpu: bool, traced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float64; with a GPU the text of each size is its own."""
-    if has_gpu:
-        monkeypatch.setattr(other_sizes, "this_gpu", lambda: "a GPU")
+def test_a_gpt_has_the_numbers_of_eager(traced: list[int]) -> None:
     model = gpt(dropout=0.1).double()
     eager = copy.deepcopy(model)
     compiled = torch.compile(model, backend=backend, dynamic=True)
@@ -99,6 +95,16 @@ def test_a_gpt_has_the_numbers_of_eager(has_gpu: bool, traced: list[int], monkey
         found, expected = gradients(model, compiled, *inputs), gradients(eager, eager, *inputs)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     assert len(traced) == len(FIRST) + 2  # 1 is another graph of dynamo's, and 2 too far from those
+
+
+def test_on_a_gpu_each_size_is_compiled(traced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracefuse.backend.this_gpu", lambda: "a GPU")
+    model = nn.Linear(8, 6)
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for rows in (67, 71, 90, 80, 75):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert len(traced) == 5
 
 
 def test_a_gpt_in_bf16_errs_as_eager_does(traced: list[int]) -> None:
@@ -132,7 +138,7 @@ class ByHand(nn.Module):
         scores = self.q(x) @ self.k(x).transpose(1, 2) / 8**0.5
         mask = torch.ones(length, length, dtype=torch.bool).tril()
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        return (weights @ x).mean(1) + x.sum(1) / length + torch.cat([x[:, -3:, :4], x[:, :3, 4:]], 2).sum(1)
+        return (weights @ x).mean(1) + x.sum(1) / length + x[:, -3:].sum(1)
 
 
 class Normed(nn.Module):
@@ -146,14 +152,27 @@ class Normed(nn.Module):
         return self.body(x)
 
 
+class Spread(nn.Module):
+    """Unbiased variances over n."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return x.var(0) + x.std(0) * x.sum(0)
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
         (ByHand(), lambda n: (2, n, 8)),
         (Normed(), lambda n: (n, 8)),
         (nn.Conv1d(3, 4, 5, padding=2), lambda n: (2, 3, n)),
+        (Spread(), lambda n: (n, 8)),
     ],
-    ids=["attention by hand", "batch norm", "convolution"],
+    ids=["attention by hand", "batch norm", "convolution", "variances"],
 )
 def test_models_have_the_numbers_of_eager(
     model: nn.Module, shape: Callable[[int], tuple[int, ...]], traced: list[int]
@@ -181,20 +200,45 @@ def test_models_have_the_numbers_of_eager(
         lambda x: x.sin().view(2, -1)[:, : x.shape[1] // 2] * 2,
         lambda x: x.sin() * (x.shape[1] % 5),
         lambda x: x.sin() / x.shape[1] ** 0.5,
-        lambda x: x.sin().t().t(),
+        lambda x: (lambda y: (y, y.t()))(x.sin()),
         lambda x: (x.sin(), x)[1].view(-1),
+        lambda x: (lambda y: torch.cat([y[:, -3:], y[:, :3]]).sum(0))(x.sin()),
     ],
-    ids=["minimum", "rounding", "remainder", "root", "a view of a result", "a view of an input"],
+    ids=[
+        "minimum",
+        "rounding",
+        "remainder",
+        "root",
+        "results in one memory",
+        "a view of an input",
+        "a gap of two slices",
+    ],
 )
-def test_what_cannot_be_told_is_compiled_and_right(function: Callable[[Tensor], Tensor], traced: list[int]) -> None:
+def test_what_cannot_be_told_is_compiled_and_right(function: Callable[[Tensor], Any], traced: list[int]) -> None:
     compiled = torch.compile(function, backend=backend, dynamic=True)
     for n in (11, 13, 18, 21, 17, 12):
         x, y = (torch.linspace(0, 1, 2 * n).view(2, n).requires_grad_() for _ in range(2))
         found, expected = compiled(x), function(y)
         torch.testing.assert_close(found, expected)
-        found.sum().backward()
-        expected.sum().backward()
+        for results in (found, expected):
+            ends = results if isinstance(results, tuple) else (results,)
+            torch.stack([one.sum() for one in ends]).sum().backward()
         torch.testing.assert_close(x.grad, y.grad)
+    assert len(traced) == 6
+
+
+@pytest.mark.parametrize("known", [(1003, 1009, 1015), (1003, 1067, 1131)], ids=["one multiple", "one remainder"])
+def test_what_was_rounded_to_a_multiple_is_not_told(known: tuple[int, ...], traced: list[int]) -> None:
+    """Sums in bf16 over n elements that are padded with zeros, to 1024 or by 21, but for other n."""
+    new = (1019, 1024, 1043, 986, 1044)
+    compiled = torch.compile(torch.matmul, backend=backend, dynamic=True)
+    torch.manual_seed(0)
+    for n in (*known, *new):
+        x, y = torch.randn(2048, n).bfloat16(), torch.randn(n, 2048).bfloat16()
+        exact = x.double() @ y.double()
+        errors = [(found.double() - exact).abs().max().item() for found in (compiled(x, y), x @ y)]
+        assert errors[0] <= 2 * errors[1]
+    assert len(traced) == len(known) + len(new)
 
 
 # --- autograd around a told program ---

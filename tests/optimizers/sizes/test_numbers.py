@@ -7,9 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from tracefuse.optimizers.sizes.numbers import NotAlike, Sizes
+from tracefuse.optimizers.sizes.numbers import NotAlike, Sizes, shifts_of
 
 KNOWN = (7, 12, 15)
+
+
+def at_known(rule: Callable[[int], float]) -> tuple[float, ...]:
+    return tuple(map(rule, KNOWN))
+
+
+def with_numbers_of_the_program(new: int, *rules: Callable[[int], float]) -> Sizes:
+    return Sizes(KNOWN, new, shifts_of(KNOWN, map(at_known, rules)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -18,18 +26,58 @@ KNOWN = (7, 12, 15)
         lambda n: 5,
         lambda n: n,
         lambda n: 64 * n,
-        lambda n: n - 1,
-        lambda n: 3 - 2 * n,
         lambda n: n * n,
-        lambda n: 12 * n * n + 1,
+        lambda n: -n,
         lambda n: 1 / n,
         lambda n: 1.0 / (64 * n * n),
         lambda n: 6 * n / (6 * n - 1),
+        lambda n: 2 / (6 * n - 1),
+        lambda n: 2 / (n * n - 1),
     ],
 )
 def test_numbers_that_follow_the_size(rule: Callable[[int], float]) -> None:
     for new in (2, 7, 13, 100, 4096):
         assert Sizes(KNOWN, new).number(tuple(map(rule, KNOWN))) == rule(new)
+
+
+@pytest.mark.parametrize(
+    ("rule", "own"),
+    [
+        (lambda n: n - 1, lambda n: n - 1),
+        (lambda n: 64 * (n + 3), lambda n: n + 3),
+        (lambda n: 1 - n, lambda n: 2 * n - 2),
+        (lambda n: 12 * n * n + 1, lambda n: 24 * n * n + 2),
+        (lambda n: 1 / (4 * n - 8), lambda n: n - 2),
+    ],
+)
+def test_multiples_of_the_programs_own_numbers(rule: Callable[[int], float], own: Callable[[int], float]) -> None:
+    for new in (7, 13, 100, 4096):
+        assert with_numbers_of_the_program(new, own).number(at_known(rule)) == rule(new)
+
+
+@pytest.mark.parametrize("new", [13, 20])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda n: 16 - n,
+        lambda n: n - 4,
+        lambda n: n + 3,
+        lambda n: n * n + 1,
+        lambda n: 1 / (n - 4),
+    ],
+)
+def test_what_something_rounded_is_refused(rule: Callable[[int], float], new: int) -> None:
+    """What is missing to a multiple of 16, or too much, is no number of the program."""
+    with pytest.raises(NotAlike):
+        with_numbers_of_the_program(new, lambda n: n + 1, lambda n: 5 * n).number(at_known(rule))
+
+
+def test_a_number_is_not_negative_where_no_known_one_was() -> None:
+    missing = at_known(lambda n: 16 - n)
+    assert with_numbers_of_the_program(16, lambda n: 16 - n).number(missing) == 0
+    with pytest.raises(NotAlike):
+        with_numbers_of_the_program(17, lambda n: 16 - n).number(missing)
+    assert with_numbers_of_the_program(17, lambda n: 16 - n).number(at_known(lambda n: n - 16)) == 1
 
 
 @pytest.mark.parametrize(
@@ -78,7 +126,8 @@ def test_what_is_equal_at_three_sizes_is_equal_at_all() -> None:
         numbers = tuple(c + d * n**power for n in KNOWN)
         assert at.setdefault(numbers, (c, d, power)) == (c, d, power)
     for numbers, (c, d, power) in at.items():
-        assert all(Sizes(KNOWN, n).number(numbers) == c + d * n**power for n in (2, 9, 33))
+        shifts = shifts_of(KNOWN, [numbers])
+        assert all(Sizes(KNOWN, n, shifts).number(numbers) == c + d * n**power for n in (7, 9, 33))
 
 
 def test_shapes() -> None:
@@ -90,4 +139,5 @@ def test_shapes() -> None:
 
 def test_the_order_of_the_sizes_is_no_matter() -> None:
     for known in itertools.permutations(KNOWN):
-        assert Sizes(known, 33).number(tuple(4 * n * n - 1 for n in known)) == 4 * 33 * 33 - 1
+        numbers = tuple(4 * n * n - 1 for n in known)
+        assert Sizes(known, 33, shifts_of(known, [numbers])).number(numbers) == 4 * 33 * 33 - 1
