@@ -7,6 +7,7 @@ names, shapes and dtypes, since torch runs models of one class by one graph. It 
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -39,6 +40,9 @@ from tracefuse.variant import Variant
 if TYPE_CHECKING:
     from tracefuse.widgets.view.explorer import Explorer
 
+Kept = Callable[[], torch.Tensor | None]
+"""Gives a tensor to measure a graph on; None where it is gone."""
+
 _known: list[weakref.ref[CompiledGraph]] = []
 _refused: WeakMap[str] = WeakMap()
 """Why a graph with that parameter was not compiled."""
@@ -52,8 +56,8 @@ class CompiledGraph(Capture):
     """
 
     def __init__(self, trace: Trace, inputs: Sequence[torch.Tensor], config: Config) -> None:
-        given = _kept_all(trace.inputs, inputs, list(map(val, trace.placeholders)))
-        program = CapturedProgram(trace, functools.partial(_tensors, trace, given), environment())
+        self.kept = _kept_all(trace.inputs, inputs, list(map(val, trace.placeholders)))
+        program = CapturedProgram(trace, functools.partial(_tensors, trace, self.kept), environment())
         self._begin(lambda: program, inputs, trace.inputs, config)
 
     def _begin(
@@ -108,7 +112,8 @@ class CompiledGraph(Capture):
 
 class ResizedGraph(CompiledGraph):
     """A graph at a size that it was not traced for, as `programs` at other sizes tell of it: see
-    `tracefuse.dynamo.other_sizes`. Its trace and its passes are worked out when somebody looks at them."""
+    `tracefuse.dynamo.other_sizes`. Its trace and its passes are worked out when somebody looks at them. It is measured on the
+    integers of the largest program that is smaller, again and again, and has a copy of its own only where none is smaller."""
 
     def __init__(
         self,
@@ -119,11 +124,11 @@ class ResizedGraph(CompiledGraph):
     ) -> None:
         self.programs, self.sizes = programs, sizes
         traces = [one.halves.joint.trace for one in programs]
-        given = _kept_all(traces[0].inputs, inputs, layouts)
+        kept = self.kept = _kept_all(traces[0].inputs, inputs, layouts, _kept_below(programs, sizes))
 
         def made() -> CapturedProgram:
             trace = at_size(sizes, traces)
-            return CapturedProgram(trace, functools.partial(_tensors, trace, given), environment())
+            return CapturedProgram(trace, functools.partial(_tensors, trace, kept), environment())
 
         self._begin(made, inputs, traces[0].inputs, cast(Variant, programs[0].halves.variant).config)
 
@@ -177,7 +182,7 @@ def _unwrapped(name: str) -> str:
     return name.removeprefix("_orig_mod.").removeprefix("module.").removeprefix("_orig_mod.")
 
 
-def _tensors(trace: Trace, kept: Sequence[Callable[[], torch.Tensor | None]]) -> Inputs:
+def _tensors(trace: Trace, kept: Sequence[Kept]) -> Inputs:
     """What a graph is measured on, without generator states: it is compiled before it draws."""
     given = tuple(tensor for made in kept if (tensor := made()) is not None)
     if len(given) < len(kept):
@@ -188,21 +193,47 @@ def _tensors(trace: Trace, kept: Sequence[Callable[[], torch.Tensor | None]]) ->
 
 
 def _kept_all(
-    entries: Sequence[Input], inputs: Sequence[torch.Tensor], layouts: Sequence[torch.Tensor]
-) -> list[Callable[[], torch.Tensor | None]]:
-    return [_kept(one, at, entry.kind) for one, at, entry in zip(inputs, layouts, entries, strict=False)]
+    entries: Sequence[Input],
+    inputs: Sequence[torch.Tensor],
+    layouts: Sequence[torch.Tensor],
+    known: Sequence[Kept] = (),
+) -> list[Kept]:
+    """What gives each tensor to measure on: integers are made of a `known` program's, and copied where there is none."""
+    given = itertools.zip_longest(inputs, known)
+    return [
+        _kept(one, like, layout, entry.kind)
+        for (one, like), layout, entry in zip(given, layouts, entries, strict=False)
+    ]
 
 
-def _kept(tensor: torch.Tensor, layout: torch.Tensor, kind: str) -> Callable[[], torch.Tensor | None]:
+def _kept(tensor: torch.Tensor, known: Kept | None, layout: torch.Tensor, kind: str) -> Kept:
     """What gives the tensor to measure on: itself while it lives, or one like it."""
     if _is_fake(tensor):
         return functools.partial(_drawn_like, layout)
     if kind in ("parameter", "buffer"):
         return functools.partial(_alive, weakref.ref(tensor), layout)
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        host = tensor.detach().to("cpu", copy=True)  # the caller's memory may go
-        return lambda: memory_like(layout).copy_(host)
-    return functools.partial(_drawn_like, layout)
+    if tensor.is_floating_point() or tensor.is_complex():
+        return functools.partial(_drawn_like, layout)
+    if known is not None:
+        return functools.partial(_repeated, known, layout)
+    host = tensor.detach().to("cpu", copy=True)  # the caller's memory may go
+    return lambda: memory_like(layout).copy_(host)
+
+
+def _kept_below(programs: Sequence[Traced], sizes: Sizes) -> Sequence[Kept]:
+    """What the program at the largest known size below `sizes.new` is measured on, whose indices are none too large; none
+    where there is no such size."""
+    below = {size: one for size, one in zip(sizes.known, programs, strict=True) if size < sizes.new}
+    return cast(CompiledGraph, cast(Variant, below[max(below)].halves.variant).capture).kept if below else ()
+
+
+def _repeated(known: Kept, layout: torch.Tensor) -> torch.Tensor | None:
+    """The elements of a known tensor, from the first on again after the last one."""
+    found = known()
+    if found is None:
+        return None
+    times = -(-layout.numel() // max(1, found.numel()))
+    return memory_like(layout).copy_(found.flatten().repeat(times)[: layout.numel()].view(layout.shape))
 
 
 def _alive(ref: weakref.ref[torch.Tensor], layout: torch.Tensor) -> torch.Tensor | None:

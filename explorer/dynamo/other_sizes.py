@@ -101,7 +101,7 @@ class Symbols:
         """The integers among the numbers, each at all of these sizes of the symbols."""
         values = [dict(zip(self.names, map(sympy.Integer, sizes), strict=True)) for sizes in all_sizes]
         found = [tuple(number.xreplace(one) for one in values) for number in self.numbers]
-        return [tuple(one.p for one in at) for at in found if all(isinstance(one, sympy.Integer) for one in at)]
+        return [tuple(int(one) for one in at) for at in found if all(one.is_Integer for one in at)]  # type: ignore[arg-type]
 
 
 def symbols_of(module: fx.GraphModule, floats: Sequence[int]) -> Symbols | None:

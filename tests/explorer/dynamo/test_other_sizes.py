@@ -436,6 +436,28 @@ def test_a_told_graph_is_a_capture_like_others(traced: list[int]) -> None:
     assert {p.name for p in variant.measure(budget_s=0.2).programs} >= {"captured", "optimised"}
 
 
+def test_integers_are_those_of_a_smaller_size_that_was_traced(traced: list[int]) -> None:
+    """The graphs of sizes that were not traced hold no copies of tokens, but where all that were traced are larger."""
+    model = gpt()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for length in (*FIRST, 64, 70, 33):
+        compiled(*batch(61, 2, length)).backward()
+    assert len(traced) == len(FIRST)
+    gc.collect()
+    tokens = [one for one in gc.get_objects() if type(one) is Tensor and one.dtype is torch.int64 and one.dim() == 2]
+    assert sorted({one.shape[1] for one in tokens if one.shape[0] == 2}) == sorted((*FIRST, 33))
+    known, graph = (tracefuse.compiled(model)[at] for at in (2, -2))
+    for mine, theirs in zip(given(graph), given(known), strict=True):
+        assert mine.shape == (2, 70)
+        assert torch.equal(mine.flatten()[:106], theirs.flatten())
+        assert torch.equal(mine.flatten()[106:], theirs.flatten()[: 140 - 106])
+
+
+def given(graph: tracefuse.CompiledGraph) -> list[Tensor]:
+    """The integers that a graph is measured on."""
+    return [one for one in graph.program.read_inputs().examples if one.dtype is torch.int64]
+
+
 def test_nothing_is_drawn_while_a_size_is_told(traced: list[int]) -> None:
     model, compiled = told_linear(traced, nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 4)).double())
     x = torch.randn(80, 8, dtype=torch.float64)
