@@ -169,6 +169,8 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
         changes=None,
         fixes=fixes,
         left_kind=still[0].kind,
+        left=still[0].worth,
+        left_share=still[0].worth_share,
     )
 
 

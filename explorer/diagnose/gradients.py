@@ -170,6 +170,7 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
         {"freeze": []},
         kind="predicted" if case.times.is_measured else "modelled",
         worth_us=us,
+        worth_share=us / case.step_us,
     )
 
 

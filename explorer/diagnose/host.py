@@ -193,4 +193,5 @@ def _loop(
         f"at most {time_text(waited)} a step, {share_text(waited, case.step_us + waited)}, if the GPU waits for the host "
         "(modelled)",
         kind="modelled",
+        worth_share=waited / (case.step_us + waited),
     )

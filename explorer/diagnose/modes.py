@@ -113,6 +113,7 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
         kind="predicted" if is_measured else "modelled",
         code=_TF32,
         worth_us=spared,
+        worth_share=spared / whole,
     )
 
 

@@ -145,6 +145,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
             {"pad": True} if is_padded else None,
             kind=case.times.kind,
             worth_us=us,
+            worth_share=(us if severity else whole_us) / case.step_us,
         )
 
 

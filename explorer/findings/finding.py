@@ -59,7 +59,8 @@ class Finding:
     how that is known, `changes` the options that try it, if a pass can. `kind` is "measured", "predicted" or "modelled", as
     the time in `worth` is, and "" where it has none; `left_kind` is that of what passes leave.
 
-    `worth_us` are the microseconds of a step that `worth` speaks of, None where it speaks of none.
+    `worth_us` are the microseconds of a step that `worth` speaks of, and `worth_share` is their share of it: None where it
+    speaks of none. `left` and `left_share` are the worth and the share of what passes leave, where any are on.
 
     `code` is the fix as it is pasted, one statement or several, where it is code and not words about it.
 
@@ -85,6 +86,9 @@ class Finding:
     mended_by: tuple[str, ...] = ()
     code: str = ""
     worth_us: float | None = None
+    worth_share: float | None = None
+    left: str = ""
+    left_share: float | None = None
 
     def __post_init__(self) -> None:
         if self.id not in KINDS:
@@ -182,18 +186,22 @@ class Case:
         said: str = "{}",
         kind: str = "",
         worth_us: float | None = None,
+        worth_share: float | None = None,
         **more: Any,
     ) -> Iterator[Finding]:
         """The finding about `ops`, none without a `severity`. `at` is its line, or the op whose line it is. `worth` is in
-        microseconds of the step, told within `said`, or in words, of which `kind` and `worth_us` are those of their time."""
+        microseconds of the step, told within `said`, or in words, of which `kind`, `worth_us` and `worth_share` are those of
+        their time."""
         if severity is None:
             return
         if not isinstance(worth, str):
             worth_us, worth, kind = worth, self.worth(worth), self.times.kind
+            worth_share = worth_us / self.step_us if self.step_us else None
         source = at if isinstance(at, str) else line_of(at)
         values, worth = tuple(node.name for node in ops), said.format(worth)
+        numbers = {"worth_us": worth_us, "worth_share": worth_share}
         yield Finding(
-            id, severity, title, tuple(evidence), values, source, fix, worth, changes, kind, worth_us=worth_us, **more
+            id, severity, title, tuple(evidence), values, source, fix, worth, changes, kind, **numbers, **more
         )
 
     def severity(self, us: float, of_us: float | None = None) -> Severity | None:

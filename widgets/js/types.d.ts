@@ -287,6 +287,9 @@ interface Finding {
   worth: string;
   /** How the worth is known; "" of one that names no time. */
   kind: TimeKind | "";
+  /** The same in microseconds, and as a share of the step: null where it names no time. */
+  worth_us: number | null;
+  worth_share: number | null;
   /** What tries the fix, if a switch can. */
   changes: Partial<Config> | null;
   /** Which passes that are on mend it, and what they leave; "" where none can. */
@@ -298,6 +301,9 @@ interface Finding {
   code: string;
   /** How the worth of what they leave is known; "" where they leave nothing. */
   left_kind: TimeKind | "";
+  /** That worth, and its share of the step. */
+  left: string;
+  left_share: number | null;
   /** Parts of the time of what it is about, one after another. */
   bars: Bar[];
   trials: Trial[];

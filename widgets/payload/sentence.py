@@ -134,25 +134,20 @@ def _is_left(finding: Mapping[str, Any]) -> bool:
 def share_left(finding: Mapping[str, Any]) -> tuple[bool, float]:
     """What orders findings: the share of a step that is left of one, below all others without one. Of equal ones the graver
     one comes first already. A remark that no switch mends counts for no more than remarks do."""
-    share = _share_in(_left(finding))
+    share = finding["left_share" if finding["left"] else "worth_share"]
     is_remark = finding["severity"] == "low" and not finding["changes"]
-    return share is not None, min(share or 0.0, 100 * MEDIUM if is_remark else 100.0)
+    return share is not None, min(share or 0.0, MEDIUM if is_remark else 1.0)
 
 
 def _gained(finding: Mapping[str, Any]) -> float:
     """The share of a step that passes gain by it already; 0 where its worth is no time."""
-    left = 0.0 if finding["is_mended"] else _share_in(_left(finding)) or 0.0
-    return max(0.0, (_share_in(str(finding["worth"])) or 0.0) - left) if finding["mended_by"] else 0.0
-
-
-def _share_in(worth: str) -> float | None:
-    share = re.search(r" a step, (\d+) %", worth)
-    return float(share[1]) if share else None
+    left = finding["left_share"] or 0.0
+    return max(0.0, (finding["worth_share"] or 0.0) - left) if finding["mended_by"] else 0.0
 
 
 def _left(finding: Mapping[str, Any]) -> str:
     """The finding's worth in its own words, where passes are on already what they leave of it."""
-    return (str(finding.get("mended", "")).partition("left: ")[2] or str(finding["worth"])).partition(" (")[0]
+    return str(finding["left"] or finding["worth"]).partition(" (")[0]
 
 
 def _kind(finding: Mapping[str, Any]) -> str:

@@ -206,7 +206,9 @@ def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() ->
     (left,) = [one for one in v.findings() if one.id == "unaligned-matmul"]
     at = [step.name for step in v.passes].index("pad") - len(v.passes)
     reasons = [one.reason for one in v.passes[at].decisions if one.value in left.values]
-    assert left.mended.startswith("`pad` is on; left: ")
+    assert left.mended.startswith(f"`pad` is on; left: {left.left}")
+    assert left.left_share is not None
+    assert f" a step, {left.left_share:.0%}".replace("%", " %") in left.left
     assert all(f"{reason} (1 op)" in left.mended for reason in reasons)
     assert reasons
     assert left.mended.endswith(f"; `print(v.passes[{at}])` has all decisions")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,10 @@ def clock(kind: str) -> Clock:
     return Clock((of(variant().baseline.whole), of(variant().whole)), "a GPU", of)
 
 
-def finding(key: str, worth: str, **mended: Any) -> dict[str, Any]:
+def finding(key: str, worth: str, share: float | None = None, **mended: Any) -> dict[str, Any]:
     plain = {"kind": "", "left_kind": "", "mended": "", "is_mended": False, "mended_by": [], "values": [key]}
     plain |= {"id": "attention-by-hand", "severity": "high", "changes": None}
+    plain |= {"worth_share": share, "left": "", "left_share": None}
     return plain | {"key": key, "title": key, "worth": worth, "source": f"a.py:3  {key}"} | mended
 
 
@@ -151,15 +153,32 @@ def test_the_findings_that_lead_are_the_first_actions() -> None:
 
 
 def test_what_is_worth_most_leads_and_what_is_worth_nothing_here_comes_last() -> None:
-    worths = {
-        "reads": "nothing on a CPU; on a GPU the host would wait",
-        "small": "0.1 ms of 10 ms a step, 1 % (measured on a GPU)",
-        "large": "6 ms of 10 ms a step, 60 % (measured on a GPU)",
-        "most": "at most 2 ms of 10 ms a step, 20 % (measured on a GPU)",
+    worths: dict[str, tuple[str, float | None]] = {
+        "reads": ("nothing on a CPU; on a GPU the host would wait", None),
+        "small": ("0.1 ms of 10 ms a step, 1 % (measured on a GPU)", 0.01),
+        "large": ("6 ms of 10 ms a step, 60 % (measured on a GPU)", 0.6),
+        "most": ("at most 2 ms of 10 ms a step, 20 % (measured on a GPU)", 0.2),
     }
-    said = said_of([finding(at, worth) for at, worth in worths.items()])
+    said = said_of([finding(at, *worth) for at, worth in worths.items()])
     assert [one["key"] for one in said["actions"]] == ["large", "most", "small"]
     assert "first to mend: large" in said["said"]
+
+
+def test_the_order_is_by_numbers_and_not_by_their_words() -> None:
+    """Of one share in whole percent the larger leads, and so does a worth that is told in other words."""
+    less = finding("less", "0.96 ms of 10 ms a step, 10 % (measured on a GPU)", 0.096)
+    more = finding("more", "1.04 ms of 10 ms a step, 10 % (measured on a GPU)", 0.104)
+    told = finding("told", "a tenth and a half of each step", 0.15)
+    assert [one["key"] for one in said_of([less, more, told])["actions"]] == ["told", "more", "less"]
+
+
+def test_a_findings_share_is_that_of_its_words() -> None:
+    found = [one for of in (variant(), variant().baseline) for one in of.findings()]
+    told = [one for one in found if re.search(r" a step, \d", one.worth)]
+    assert told
+    for one in told:
+        assert one.worth_share is not None
+        assert f" a step, {one.worth_share:.0%}".replace("%", " %") in one.worth
 
 
 LOOP = "at most 6 ms a step, 60 %, if the GPU waits for the host (modelled)"
@@ -168,7 +187,7 @@ BY_FUSE = {"kind": "modelled", "mended_by": ["fuse"], "is_mended": True, "mended
 
 def test_a_lever_that_a_pass_pulls_already_is_told_as_that_before_what_is_left() -> None:
     said = said_of(
-        [finding("small", "1 ms of 10 ms a step, 10 % (measured on a GPU)"), finding("loop", LOOP, **BY_FUSE)]
+        [finding("small", "1 ms of 10 ms a step, 10 % (measured on a GPU)", 0.1), finding("loop", LOOP, 0.6, **BY_FUSE)]
     )
     assert [(one["key"], one["by"], one["kind"]) for one in said["actions"]] == [
         ("loop", ["fuse"], "modelled"),
@@ -179,16 +198,16 @@ def test_a_lever_that_a_pass_pulls_already_is_told_as_that_before_what_is_left()
 
 
 def test_what_is_left_leads_where_it_is_worth_more_than_what_passes_pull() -> None:
-    left = finding("large", "7 ms of 10 ms a step, 70 % (measured on a GPU)")
-    said = said_of([finding("loop", LOOP, **BY_FUSE), left])
+    left = finding("large", "7 ms of 10 ms a step, 70 % (measured on a GPU)", 0.7)
+    said = said_of([finding("loop", LOOP, 0.6, **BY_FUSE), left])
     assert [one["key"] for one in said["actions"]] == ["large"]
     assert "pulls" not in said["said"]
     assert "first to mend: large" in said["said"]
 
 
 def test_a_lever_that_is_pulled_in_part_says_what_is_left_of_it() -> None:
-    partly = BY_FUSE | {"is_mended": False, "mended": "`fuse` is on; left: 0.5 ms of 4 ms a step, 12 % (modelled)"}
-    said = said_of([finding("loop", LOOP, **partly)])
+    partly = BY_FUSE | {"is_mended": False, "left": "0.5 ms of 4 ms a step, 12 % (modelled)", "left_share": 0.12}
+    said = said_of([finding("loop", LOOP, 0.6, **partly)])
     assert "fuse pulls the biggest lever, at most 6 ms, 60 %, modelled, 0.5 ms, 12 % left: loop" in said["said"]
     assert said["said"].endswith("; nothing else is left to mend.")
     assert [one["worth"] for one in said["actions"]] == ["at most 6 ms, 60 %"]
@@ -196,7 +215,7 @@ def test_a_lever_that_is_pulled_in_part_says_what_is_left_of_it() -> None:
 
 @pytest.mark.parametrize(("kind", "told"), [("modelled", "modelled for a GPU"), ("measured", "measured")])
 def test_on_a_cpu_only_what_is_modelled_is_for_a_gpu(kind: str, told: str) -> None:
-    said = said_of([finding("loop", LOOP, **BY_FUSE | {"kind": kind})], is_on_gpu=False)
+    said = said_of([finding("loop", LOOP, 0.6, **BY_FUSE | {"kind": kind})], is_on_gpu=False)
     assert f"60 %, {told}: loop" in said["said"]
 
 
@@ -240,19 +259,19 @@ def test_without_findings_the_pass_that_gains_most_is_named() -> None:
 
 
 def test_what_a_pass_left_of_what_it_alone_can_mend_is_nothing_to_do() -> None:
-    partly = BY_FUSE | {"is_mended": False, "mended": "`fuse` is on; left: 3 ms of 10 ms a step, 30 % (modelled)"}
-    by_hand = finding("by hand", "4 ms of 10 ms a step, 40 % (modelled)", **partly)
-    alone = finding("alone", "4 ms of 10 ms a step, 40 % (modelled)", **partly | {"id": "unfused-pointwise"})
-    off = finding("off", "4 ms of 10 ms a step, 40 % (modelled)", id="unfused-pointwise")
+    partly = BY_FUSE | {"is_mended": False, "left": "3 ms of 10 ms a step, 30 % (modelled)", "left_share": 0.3}
+    by_hand = finding("by hand", "4 ms of 10 ms a step, 40 % (modelled)", 0.4, **partly)
+    alone = finding("alone", "4 ms of 10 ms a step, 40 % (modelled)", 0.4, **partly | {"id": "unfused-pointwise"})
+    off = finding("off", "4 ms of 10 ms a step, 40 % (modelled)", 0.4, id="unfused-pointwise")
     assert [one["key"] for one in said_of([alone, by_hand])["actions"] if not one["by"]] == ["by hand"]
     assert [one["key"] for one in said_of([off])["actions"]] == ["off"]
 
 
 def test_a_remark_that_no_switch_mends_does_not_lead() -> None:
-    share = finding("share", "3 ms of 10 ms a step, 30 % (modelled)", severity="low", id="update-share")
+    share = finding("share", "3 ms of 10 ms a step, 30 % (modelled)", 0.3, severity="low", id="update-share")
     switched = share | {"key": "switched", "changes": {"optimizer_step": True}}
-    error = finding("error", "1 ms of 10 ms a step, 10 % (modelled)", severity="medium")
-    small = finding("small", "0.1 ms of 10 ms a step, 1 % (modelled)", severity="low")
+    error = finding("error", "1 ms of 10 ms a step, 10 % (modelled)", 0.1, severity="medium")
+    small = finding("small", "0.1 ms of 10 ms a step, 1 % (modelled)", 0.01, severity="low")
     assert [one["key"] for one in said_of([share, small, error])["actions"]] == ["error", "share", "small"]
     assert said_of([switched, error])["actions"][0]["key"] == "switched"
 
