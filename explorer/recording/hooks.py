@@ -28,7 +28,7 @@ from tracefuse.distributed.sharded import local_of
 from tracefuse.optimizers.origins import is_torchs
 from tracefuse.recording.calls import Value, is_in_engine
 from tracefuse.recording.memories import WeakMap
-from tracefuse.recording.namespace import named_arguments, owners_of_methods
+from tracefuse.recording.namespace import is_a, named_arguments, owners_of_methods
 from tracefuse.recording.shield import Attached, Shield, shielded
 
 _DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
@@ -217,7 +217,7 @@ class ModuleStack:
         """A module that is none of a known one's. One that runs in no other may be of one of which a method runs, as
         Lightning calls a `training_step`."""
         owners = () if self._stack else owners_of_methods(sys._getframe(1))
-        of_it = [one for one in owners if isinstance(one, nn.Module) and one is not module and module in one.modules()]
+        of_it = [one for one in owners if is_a(one, nn.Module) and one is not module and module in one.modules()]
         if of_it:
             self.add_root(of_it[-1])
         else:

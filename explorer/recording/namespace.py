@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from types import CodeType, FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import torch
 from torch.utils._pytree import MappingKey, tree_flatten_with_path
@@ -15,6 +15,7 @@ from torch.utils._pytree import MappingKey, tree_flatten_with_path
 from tracefuse.recording.frames import is_torchs_or_ours
 from tracefuse.recording.memories import WeakMap
 
+T = TypeVar("T")
 V = TypeVar("V")
 """What a recorder knows a tensor as."""
 
@@ -85,9 +86,15 @@ def named_arguments(
     names = (one.name if named else "" for one, named in zip(parameters, has_name, strict=True))
     for name, given in (*zip(chain(names, repeat("")), args, strict=False), *kwargs.items()):
         for path, one in tree_flatten_with_path(given)[0]:
-            if isinstance(one, torch.Tensor):
+            if is_a(one, torch.Tensor):
                 keys = [str(key.key) for key in path if isinstance(key, MappingKey)]
                 yield (keys[-1] if keys else name), one
+
+
+def is_a(thing: object, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
+    """Whether a thing of the user's is of one of these classes. `isinstance` asks the thing itself too, whose `__class__` may
+    be computed, and raise."""
+    return issubclass(type(thing), kinds)
 
 
 def _cell_contents(name: str, cell: Any) -> dict[str, Any]:
@@ -134,7 +141,7 @@ class Bindings(Generic[V]):
         for frame in _user_frames():
             self._running.add(frame.f_code)
             for name, thing in _variables(frame):
-                value = value_of(thing) if issubclass(type(thing), torch.Tensor) else None
+                value = value_of(thing) if is_a(thing, torch.Tensor) else None
                 if value is not None:
                     self.held.setdefault(value, name)
 
@@ -156,5 +163,5 @@ def _user_frames() -> Iterator[FrameType]:
 def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     """The variables of a frame, and what its dicts hold by name, as a batch does."""
     found = [(name, thing) for name, thing in locals_of(frame).items() if name.isidentifier() and name[:1] != "_"]
-    held = (contents_of(thing) for _, thing in found if issubclass(type(thing), dict))
+    held = (contents_of(thing) for _, thing in found if is_a(thing, dict))
     return found + [(key, one) for pairs in held for key, one in pairs if isinstance(key, str) and key.isidentifier()]

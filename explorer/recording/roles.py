@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten_with_path
 from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import Recording, Value, is_leaf
 from tracefuse.recording.hooks import Argument
-from tracefuse.recording.namespace import contents_of
+from tracefuse.recording.namespace import contents_of, is_a
 from tracefuse.recording.recorder import Recorder
 
 aten = torch.ops.aten
@@ -51,11 +51,11 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     """Inputs' names, results and gradients, by value."""
     recording, value_of = recorder.recording, recorder.values.value_of
     for thing in namespace.values():
-        if isinstance(thing, nn.Module):
+        if is_a(thing, nn.Module):
             recorder.modules.add_root(thing)
     for leaf in sharded_parameters(recorder):
         recorder.values.read_if_met(local_of(leaf))
-    variables = {n: t for n, t in namespace.items() if isinstance(t, torch.Tensor) and not n.startswith("__")}
+    variables = {n: t for n, t in namespace.items() if is_a(t, torch.Tensor) and not n.startswith("__")}
     bound = {value: name.strip("_") for name, t in variables.items() if (value := value_of(t)) is not None}
 
     arguments = _arguments(recorder) if recording.updates else {}
@@ -184,10 +184,10 @@ def _attributes(namespace: Mapping[str, Any], value_of: Callable[[Any], Value | 
     """Tensors in objects that have a name, such as `scaler._scale`."""
     found: dict[Value, str] = {}
     for name, thing in namespace.items():
-        if isinstance(thing, (type, ModuleType, nn.Module, torch.Tensor, list, tuple, dict)):
+        if is_a(thing, (type, ModuleType, nn.Module, torch.Tensor, list, tuple, dict)):
             continue
         for key, one in _inside(thing):
-            if isinstance(one, torch.Tensor) and (value := value_of(one)) is not None:
+            if is_a(one, torch.Tensor) and (value := value_of(one)) is not None:
                 found.setdefault(value, f"{name}{key}")
     return found
 
@@ -210,7 +210,7 @@ def _returned_values(
 ) -> dict[Value, str]:
     found = {}
     for path, leaf in tree_flatten_with_path(returned)[0]:
-        value = value_of(leaf) if isinstance(leaf, torch.Tensor) else None
+        value = value_of(leaf) if is_a(leaf, torch.Tensor) else None
         if value is not None:
             label = "_".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", "")))) for k in path)
             found[value] = bound.get(value, label if label and not label.isdigit() else "")
@@ -251,24 +251,24 @@ def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str,
 
 def _optimizers(namespace: Mapping[str, Any]) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     for name, thing in namespace.items():
-        if isinstance(thing, torch.optim.Optimizer):
+        if is_a(thing, torch.optim.Optimizer):
             yield name, thing
-        elif not isinstance(thing, (type, ModuleType)):
+        elif not is_a(thing, (type, ModuleType)):
             for key, one in _inside(thing):
-                if isinstance(one, torch.optim.Optimizer):
+                if is_a(one, torch.optim.Optimizer):
                     yield f"{name}{key}", one
 
 
 def _tensors_in(namespace: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Tensors that a variable, or a container that is one, holds."""
     for name, thing in namespace.items():
-        held = _inside(thing) if isinstance(thing, (list, tuple, dict)) else [("", thing)]
-        yield from (one for _, one in held if isinstance(one, torch.Tensor) and not name.startswith("__"))
+        held = _inside(thing) if is_a(thing, (list, tuple, dict)) else [("", thing)]
+        yield from (one for _, one in held if is_a(one, torch.Tensor) and not name.startswith("__"))
 
 
 def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
     """What a container or an object holds, as it is written."""
-    if not issubclass(type(thing), (list, tuple, dict)):
+    if not is_a(thing, (list, tuple, dict)):
         yield from ((f".{key}", one) for key, one in getattr(thing, "__dict__", {}).items())
     else:
         yield from ((f"[{key!r}]", one) for key, one in contents_of(thing) if isinstance(key, (int, str)))

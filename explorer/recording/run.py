@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import BATCH_NORMS, Value, is_leaf
 from tracefuse.recording.memories import is_there
+from tracefuse.recording.namespace import is_a
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.roles import GradientOf, Roles, optimizers_of, roles_of, sharded_parameters
 from tracefuse.recording.thaw import Thaw
@@ -82,7 +83,7 @@ def left_by(
     written = [recording.externals[value] for value in recording.snapshots]
     optimizers = (update.optimizer() for update in recording.updates)
     states = (t for optimizer in optimizers if optimizer is not None for _, _, t in state_of(optimizer))
-    visible = [t for t in (*namespace.values(), *tree_leaves(returned), *states) if isinstance(t, torch.Tensor)]
+    visible = [t for t in (*namespace.values(), *tree_leaves(returned), *states) if is_a(t, torch.Tensor)]
     named = (tensor for tensor, _ in recorder.names.items())
     leaves = [t for t in (*visible, *named, *recording.externals.values()) if t.requires_grad and is_leaf(t)]
     gradients = [gradient for leaf in leaves if (gradient := gradient_of(leaf)) is not None]

@@ -30,6 +30,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tracefuse.recording.calls import is_leaf
+from tracefuse.recording.namespace import is_a
 from tracefuse.recording.shield import Shield, shielded
 
 
@@ -116,9 +117,9 @@ class Thaw:
 
 def _parameters_in(namespace: Mapping[str, Any]) -> Iterator[nn.Parameter]:
     for thing in list(namespace.values()):
-        if isinstance(thing, nn.Module):
+        if is_a(thing, nn.Module):
             yield from thing.parameters()
-        elif isinstance(thing, nn.Parameter):
+        elif is_a(thing, torch.Tensor) and isinstance(thing, nn.Parameter):
             yield thing
 
 

@@ -19,6 +19,7 @@ from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, is_in_engine
 from tracefuse.recording.frames import is_in_loader, user_source
 from tracefuse.recording.host_reads import HostRead
+from tracefuse.recording.namespace import is_a
 from tracefuse.recording.operators import facts_of
 from tracefuse.recording.recorder import Recorder, are_notes_taken
 from tracefuse.recording.run import SMALL_NBYTES, Run
@@ -91,7 +92,7 @@ class StepRecorder(Recorder):
         self.unsure = self._between.unsure
         self.stage, self._between, self.end_update = "after", between, updates
         if self.ops is None:  # a loop gives its variables the next batch before the next step begins
-            tensors = ((name, one) for name, one in self._names().items() if isinstance(one, torch.Tensor))
+            tensors = ((name, one) for name, one in self._names().items() if is_a(one, torch.Tensor))
             self._held = {name: weakref.ref(one) for name, one in tensors}
 
     def has_made(self, tensor: torch.Tensor) -> bool:

@@ -70,3 +70,35 @@ def test_a_dict_of_the_programs_own_class_is_asked_for_nothing() -> None:
     with tracefuse.capture() as c:
         loss().backward()
     assert c.check().differing == 0
+
+
+class Lazy:
+    """A setting that is read before it is there, as lazily configured ones are."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("not configured")
+
+
+def test_what_raises_where_it_is_asked_what_it_is_is_no_variable_of_the_program() -> None:
+    setting, held, model = Lazy(), [Lazy()], torch.nn.Linear(4, 3)
+    opt = torch.optim.SGD(model.parameters(), 0.1, fused=True)
+
+    def train(steps: int) -> None:
+        own = Lazy()
+        for _ in range(steps):
+            opt.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            opt.step()
+        del own
+
+    with tracefuse.capture() as c:
+        train(1)
+    assert c.update is not None
+    with tracefuse.capture_step(n=2) as c:
+        train(3)
+    before = model.weight.detach().clone()
+    c.optimize().compile()()
+    torch.testing.assert_close(before - model.weight.detach(), torch.full((3, 4), 0.2))
+    assert tracefuse.capture(lambda: train(1), train_all=True).update is not None
+    del setting, held
