@@ -12,6 +12,7 @@ from torch import Tensor, fx
 import tracefuse
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.passes import Decision, Pass, run_pipeline
+from tracefuse.optimizers.sizes.numbers import Sizes, shifts_of
 from tracefuse.optimizers.trace import Trace, phase, val
 
 # Of the coarsest dtype that a program computes in: autocast and HF LLaMA's norms round on the way, even from float64.
@@ -36,6 +37,20 @@ class Tried:
 
 def captured(fn: Callable[..., Any], *inputs: Tensor) -> tracefuse.Capture:
     return tracefuse.capture(fn, *inputs)
+
+
+KNOWN = (6, 7, 11)
+"""The sizes at which `at_sizes` captures."""
+
+
+def at_sizes(function: Callable[..., Any], made: Callable[[int], Tensor], sizes: Iterable[int] = KNOWN) -> list[Trace]:
+    """The traces of `function` on `made(size)`, for each size."""
+    return [captured(function, made(size)).trace for size in sizes]
+
+
+def known_sizes(new: int, *own: Callable[[int], int]) -> Sizes:
+    """`KNOWN`, and another size, of a program whose numbers that are no multiples of the size are `own`."""
+    return Sizes(KNOWN, new, shifts_of(KNOWN, (tuple(map(rule, KNOWN)) for rule in own)))
 
 
 def ops(trace: Trace, of: str | None = None) -> list[str]:
