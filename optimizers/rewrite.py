@@ -29,8 +29,10 @@ from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.ops import behind_views, is_getitem, is_named, is_random, is_returned, is_view, reached
 from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, is_read_late, phase, tensor_type, val
 
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
-def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+
+def layout(tensor: torch.Tensor) -> Layout:
     """What a consumer can tell apart but the numbers and the address: shape, strides, dtype, device."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 

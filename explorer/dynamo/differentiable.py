@@ -24,10 +24,10 @@ from tracefuse.dynamo.carried import Objects, whole
 from tracefuse.dynamo.halves import Halves
 from tracefuse.dynamo.joint import RESULT
 from tracefuse.optimizers.facts import storages
+from tracefuse.optimizers.rewrite import Layout, layout
 from tracefuse.optimizers.sizes.numbers import NotAlike
 from tracefuse.optimizers.trace import Trace, val
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
@@ -77,18 +77,14 @@ def places_of(halves: Halves, arguments: Sequence[Any], result_count: int, is_tr
 
 def _check_memory(trace: Trace) -> None:
     taken = {memory for node in trace.placeholders for memory in storages(node)}
-    layouts = {entry.name: _layout(val(node)) for entry, node in trace.input_pairs}
+    layouts = {entry.name: layout(val(node)) for entry, node in trace.input_pairs}
     for out, node in trace.output_pairs:
-        if out.kind == "mutation" and _layout(val(node)) != layouts[out.of]:
+        if out.kind == "mutation" and layout(val(node)) != layouts[out.of]:
             raise NotAlike(f"the new value of {out.of} has another layout")
         if out.kind in ("result", "mutation"):
             if taken & storages(node).keys():
                 raise NotAlike("results lie in the memory of inputs, or of one another")
             taken |= storages(node).keys()
-
-
-def _layout(tensor: torch.Tensor) -> Layout:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 def function_of(places: Places, halves: Halves, cotangents: Sequence[Layout]) -> Callable[..., list[Any]]:
@@ -143,7 +139,7 @@ class _Halves(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         program: _Program = ctx.program
         wanted = [gradients[at] for at in program.places.differentiable or ()]
-        tangents = [_as_made(one, layout) for one, layout in zip(wanted, program.cotangents, strict=True)]
+        tangents = [_as_made(one, made) for one, made in zip(wanted, program.cotangents, strict=True)]
         given = [*ctx.saved_tensors, *tangents]
         _let_go(ctx)
         del gradients, wanted, tangents
@@ -151,9 +147,9 @@ class _Halves(torch.autograd.Function):
             return (None, *program.halves.backward(given))
 
 
-def _as_made(gradient: torch.Tensor | None, layout: Layout) -> torch.Tensor:
+def _as_made(gradient: torch.Tensor | None, made: Layout) -> torch.Tensor:
     """A cotangent with the strides that the backward is made for; zeros for one that nobody gave."""
-    shape, stride, dtype, device = layout
+    shape, stride, dtype, device = made
     if gradient is None:
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
     if gradient.stride() == stride:

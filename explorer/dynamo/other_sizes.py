@@ -32,13 +32,14 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tracefuse.dynamo.differentiable import Layout, Places, function_of
+from tracefuse.dynamo.differentiable import Places, function_of
 from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.execution.export import functions_source
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.fakes.made import fake_tensor
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
+from tracefuse.optimizers.rewrite import layout
 from tracefuse.optimizers.sizes.numbers import COUNT, NotAlike, Shift, Sizes, shifts_of
 from tracefuse.optimizers.sizes.questions import Question, check, check_numbers, questions
 from tracefuse.optimizers.sizes.texts import Text, merged
@@ -169,22 +170,15 @@ class Line:
         """What runs the program at the size `new`, and which results of dynamo's graph are numbers. Raises `NotAlike`."""
         sizes, first = Sizes(self.known, new, self.shifts), self.programs[0]
         numbers = {at: sizes.number(tuple(one.numbers[at] for one in self.programs)) for at in first.numbers}
-        entries = [_layout(one, sizes) for one in self.entries]
+        entries = [sizes.layout(map(layout, one)) for one in self.entries]
         given = [arguments[at] for at in first.places.given]
-        for tensor, layout in zip(given, entries, strict=False):
-            if (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device) != layout:
-                raise NotAlike("an input lies otherwise in its memory than those at other sizes")
+        if [layout(one) for one in given] != entries[: len(given)]:
+            raise NotAlike("an input lies otherwise in its memory than those at other sizes")
         check(self.asked, sizes, self.mode)
         variant = remade(self.programs, sizes, given, [fake_tensor(self.mode, *one) for one in entries])
         halves = first.halves.at_another_size(variant, SimpleNamespace(**self.text.functions(sizes)))
         run = function_of(first.places, halves, entries[len(given) :])
         return watching(run, halves.read_results) if halves.read_results else run, numbers
-
-
-def _layout(at: Sequence[torch.Tensor], sizes: Sizes) -> Layout:
-    shape = sizes.numbers(tuple(tuple(one.shape) for one in at))
-    stride = sizes.numbers(tuple(one.stride() for one in at))
-    return shape, stride, sizes.same(tuple(one.dtype for one in at)), sizes.same(tuple(one.device for one in at))
 
 
 def line_of(programs: Sequence[Traced], symbols: Symbols) -> Line:

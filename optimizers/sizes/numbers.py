@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from tracefuse.optimizers.rewrite import Layout
+
 COUNT = 3
 """How many sizes tell of another one."""
 _POWERS = (1, 2)
@@ -103,6 +105,11 @@ class Sizes:
         if len({len(one) for one in at}) > 1:
             raise NotAlike(f"{at[0]} has another number of dimensions at another size")
         return tuple(self._integer(one) for one in zip(*at, strict=True))
+
+    def layout(self, at: Iterable[Layout]) -> Layout:
+        """The layout of a tensor at the size `new`."""
+        shapes, strides, dtypes, devices = zip(*at, strict=True)
+        return self.numbers(shapes), self.numbers(strides), self.same(dtypes), self.same(devices)
 
 
 def _rounded(back: Callable[[float], float], value: float) -> int:

@@ -20,21 +20,18 @@ from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.fakes.made import fake_tensor
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import frozen
+from tracefuse.optimizers.rewrite import Layout, layout, layouts
 from tracefuse.optimizers.sizes.numbers import NotAlike, Sizes
 from tracefuse.optimizers.trace import Trace, val
 
-_Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+_META = torch.device("meta")
 
 
 @dataclass(frozen=True)
 class _Tensors:
     """The layouts of one tensor at the sizes that are known."""
 
-    at: tuple[_Layout, ...]
-
-    def layout(self, sizes: Sizes) -> _Layout:
-        shapes, strides, dtypes, devices = zip(*self.at, strict=True)
-        return sizes.numbers(shapes), sizes.numbers(strides), sizes.same(dtypes), sizes.same(devices)
+    at: tuple[Layout, ...]
 
 
 @dataclass(frozen=True)
@@ -71,15 +68,15 @@ def questions(traces: Sequence[Trace]) -> list[Question]:
 def check_numbers(asked: Sequence[Question], sizes: Sizes) -> None:
     """Raise `NotAlike` unless all numbers follow the size."""
     for one in asked:
-        _made((one.arguments, one.results), sizes, _seen_as_told)
+        _made((one.arguments, one.results), sizes, _itself)
 
 
 def check(asked: Sequence[Question], sizes: Sizes, mode: FakeTensorMode) -> None:
     """Raise `NotAlike` unless torch answers yes to all at the size `sizes.new`, on fake tensors of `mode` where it must."""
     with torch.no_grad(), torch._C._DisableAutocast():
         for one in asked:
-            expected = _made(one.results, sizes, _seen_as_told)
-            if not _is_so_on_meta(one, sizes, expected):
+            expected = _made(one.results, sizes, _itself)
+            if not _is_so_on_meta(one, sizes):
                 _ask_fakes(one, sizes, mode, expected)
 
 
@@ -110,7 +107,7 @@ def _told(alike: tuple[Any, ...]) -> Any:
     if isinstance(one, fx.Node):
         return _told(tuple(map(val, alike)))
     if isinstance(one, torch.Tensor):
-        return _Tensors(tuple((tuple(t.shape), t.stride(), t.dtype, t.device) for t in alike))
+        return _Tensors(tuple(map(layout, alike)))
     if isinstance(one, Mapping):
         return {name: _told(tuple(other[name] for other in alike)) for name in one}
     if isinstance(one, (list, tuple)):
@@ -139,9 +136,9 @@ def _made(told: Any, sizes: Sizes, tensor: Any) -> Any:
     if isinstance(told, Mapping):
         return {name: _made(one, sizes, tensor) for name, one in told.items()}
     if isinstance(told, tuple):
-        return [_made(one, sizes, tensor) for one in told]
+        return tuple(_made(one, sizes, tensor) for one in told)
     if isinstance(told, _Tensors):
-        return tensor(told.layout(sizes))
+        return tensor(sizes.layout(told.at))
     one = told.at[0]
     if isinstance(one, slice):
         ends = zip(*((other.start, other.stop, other.step) for other in told.at), strict=True)
@@ -152,45 +149,33 @@ def _made(told: Any, sizes: Sizes, tensor: Any) -> Any:
 # --- asked ---
 
 
-def _is_so_on_meta(asked: Question, sizes: Sizes, expected: Any) -> bool:
+def _is_so_on_meta(asked: Question, sizes: Sizes) -> bool:
     if not isinstance(asked.target, torch._ops.OpOverload):
         return False
     args, kwargs = _made(asked.arguments, sizes, _on_meta)
     if kwargs.get("device") is not None:
-        kwargs["device"] = torch.device("meta")
+        kwargs["device"] = _META
     try:
         found = asked.target(*args, **kwargs)
     except Exception:  # it has no rule for such tensors, or raises what fake tensors will raise too
         return False
-    return _without_devices(_seen(found)) == _without_devices(expected)
+    return layouts(found) == _made(asked.results, sizes, lambda one: (*one[:3], _META))
 
 
 def _ask_fakes(asked: Question, sizes: Sizes, mode: FakeTensorMode, expected: Any) -> None:
-    args, kwargs = _made(asked.arguments, sizes, lambda layout: fake_tensor(mode, *layout))
+    args, kwargs = _made(asked.arguments, sizes, lambda one: fake_tensor(mode, *one))
     try:
         found = yields(mode, asked.target, args, kwargs)
     except Exception as error:  # of any type: it is the operator's
         raise NotAlike(f"{asked.name} refuses such sizes: {error}") from error
-    if _seen(found) != expected:
+    if layouts(found) != expected:
         raise NotAlike(f"{asked.name} is another tensor than its numbers tell")
 
 
-def _on_meta(layout: _Layout) -> torch.Tensor:
-    shape, stride, dtype, _ = layout
-    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+def _on_meta(one: Layout) -> torch.Tensor:
+    shape, stride, dtype, _ = one
+    return torch.empty_strided(shape, stride, dtype=dtype, device=_META)
 
 
-def _seen_as_told(layout: _Layout) -> _Layout:
-    return layout
-
-
-def _seen(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.stride(), value.dtype, value.device
-    return [_seen(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
-def _without_devices(seen: Any) -> Any:
-    if isinstance(seen, list):
-        return [_without_devices(one) for one in seen]
-    return seen[:3] if isinstance(seen, tuple) else seen
+def _itself(one: Layout) -> Layout:
+    return one

@@ -20,6 +20,7 @@ from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.fakes.made import fake_tensor
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel, kernel_of
+from tracefuse.optimizers.rewrite import layout, layouts
 from tracefuse.optimizers.sizes.numbers import NotAlike, Sizes
 from tracefuse.optimizers.trace import Trace, phase, recomputes, val
 from tracefuse.optimizers.verify import verify
@@ -114,21 +115,13 @@ class _Made:
 
     def _own(self, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """A value in memory of its own."""
-        shape, stride, dtype, device = self._layout(at)
-        return fake_tensor(self.mode, shape, stride, dtype, device)
-
-    def _layout(self, at: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        kind = self.sizes.same(tuple((one.dtype, one.device) for one in at))
-        shape = self.sizes.numbers(tuple(tuple(one.shape) for one in at))
-        return shape, self.sizes.numbers(tuple(one.stride() for one in at)), *kind
+        return fake_tensor(self.mode, *self.sizes.layout(map(layout, at)))
 
     def _yielded(self, target: Callable[..., Any], args: Any, kwargs: Any, at: tuple[Any, ...]) -> Any:
         """What an op yields; a kernel what its numbers tell, as its body was asked op by op when the kernel was made."""
         if isinstance(target, Kernel):
             given = [val(one) for one in args] if all(isinstance(one, fx.Node) for one in args) else []
-            if type(target) is Kernel and [_seen(one) for one in given] != [
-                _seen(val(one)) for one in target.body.placeholders
-            ]:
+            if type(target) is Kernel and layouts(given) != layouts(list(map(val, target.body.placeholders))):
                 raise NotAlike(f"the kernel {target.name} takes other tensors")
             return self._results(at)
         found_args, found_kwargs = fx.node.map_arg((args, kwargs), val)
@@ -145,7 +138,9 @@ class _Made:
     def _compare(self, value: Any, at: tuple[Any, ...], name: str) -> None:
         """Raise `NotAlike` unless `value` has the layout that the values at the three sizes tell of."""
         if isinstance(value, torch.Tensor):
-            if not all(isinstance(one, torch.Tensor) for one in at) or _seen(value) != self._layout(at):
+            if not all(isinstance(one, torch.Tensor) for one in at) or layout(value) != self.sizes.layout(
+                map(layout, at)
+            ):
                 raise NotAlike(f"{name} is another tensor than its numbers tell")
             if value.storage_offset() != self.sizes.number(tuple(one.storage_offset() for one in at)):
                 raise NotAlike(f"{name} lies elsewhere in its memory than its numbers tell")
@@ -162,10 +157,6 @@ def _share_memory(trace: Trace) -> bool:
     """Whether two inputs do, or one does not begin where its memory begins."""
     memories = [memory for node in trace.placeholders for memory in storages(node)]
     return len(set(memories)) < len(memories) or any(val(node).storage_offset() for node in trace.placeholders)
-
-
-def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 def _name(node: Any) -> str:
