@@ -249,8 +249,10 @@ def _is_of_a_strided_view(call: Call, twin: OpOverload) -> bool:
     """Whether an op of ATen writes to its first argument alone, which is no whole piece of memory, and does nothing else."""
     written = call.writes()
     is_alone = len(written) == 1 and bool(call.args) and call.args[0] is written[0] and len(twin._schema.returns) == 1
+    if not is_alone or (first := call.func._schema.arguments[0].alias_info) is None or not first.is_write:
+        return False  # out=x writes to x too
     is_plain = call.func.namespace == "aten" and call.origin.rng is None and implied_dtype(call) is None
-    return is_alone and is_plain and not is_dense(written[0].shape, written[0].stride)
+    return is_plain and not is_dense(written[0].shape, written[0].stride)
 
 
 def _shared(call: Call, lifetimes: Lifetimes, written: Value, other: Value) -> CaptureError:

@@ -62,7 +62,13 @@ def in_steps(x: torch.Tensor) -> torch.Tensor:
     return head * 2
 
 
-@pytest.mark.parametrize("run", [gates, boxes, in_steps])
+def in_place_of_an_operand(x: torch.Tensor) -> torch.Tensor:
+    head = (x * 3)[:, 1:8]
+    torch.maximum(head, x[:, :7].exp(), out=head)
+    return head * 2
+
+
+@pytest.mark.parametrize("run", [gates, boxes, in_steps, in_place_of_an_operand])
 @pytest.mark.parametrize("rows", [1, 3, 5, 16])
 def test_what_was_written_in_place_is_replayed_bit_for_bit(run: Callable[..., torch.Tensor], rows: int) -> None:
     """Kernels of vector instructions round the last elements of each row of a view otherwise."""
