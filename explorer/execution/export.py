@@ -265,6 +265,7 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             f"SIZED_BY_DATA = {[n.name for n in variant.program.trace.ops if _has_size_of_data(n)]!r}",
             f"HAS_KERNELS = {_needs_triton(variant)}",
             f'DEVICE = "{_device(variant)}"',
+            f"ON_CPU = {_on_cpu(variant, len(names))!r}  # inputs that lie there although DEVICE is another",
         ]
     )
 
@@ -306,6 +307,12 @@ def _constant(tensor: torch.Tensor) -> float | complex | None:
     """The one number that all elements are; None if they differ or there are none."""
     is_constant = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
     return tensor.flatten()[0].item() if is_constant else None
+
+
+def _on_cpu(variant: Optimised, count: int) -> list[int]:
+    """The positions of inputs on the CPU among those of a program of a GPU: lengths, or a leaf that was left there."""
+    device, inputs = _device(variant), variant.program.example_inputs[:count]
+    return [at for at, tensor in enumerate(inputs) if tensor.device.type != device]
 
 
 def _device(variant: Optimised) -> str:

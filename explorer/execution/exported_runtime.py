@@ -178,7 +178,7 @@ def example_inputs(device=DEVICE, seed=0, rounded=False):
     generator = torch.Generator(device).manual_seed(seed)
     signs = torch.Generator(device).manual_seed(seed)
     made = []
-    for (_, _, shape, stride, dtype), drawn in zip(INPUTS, DRAWN, strict=True):
+    for at, ((_, _, shape, stride, dtype), drawn) in enumerate(zip(INPUTS, DRAWN, strict=True)):
         memory = torch.empty(memory_size(shape, stride), dtype=dtype, device=device)
         if dtype.is_floating_point or dtype.is_complex:
             mean, deviation, least, greatest = drawn
@@ -202,6 +202,7 @@ def example_inputs(device=DEVICE, seed=0, rounded=False):
                 known = known + torch.randperm(memory.numel(), generator=generator, device=device).to(dtype)
                 places = torch.arange(memory.numel(), device=device)
             memory = known[places]
+        memory = memory.cpu() if at in ON_CPU else memory
         made.append(memory.as_strided(shape, stride))
     return made
 

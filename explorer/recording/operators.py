@@ -29,6 +29,9 @@ aten = torch.ops.aten
 # Wrong in a dispatch mode, as `tests/bench/trust/op_db.py` found: kernels of torch conjugate lazily; modes switch it off. An
 # operator's own hash runs Python.
 CONJUGATING = {id(aten.linalg_pinv.atol_rtol_tensor), id(aten.linalg_pinv.atol_rtol_float)}
+# Where a loss has its lengths, which may lie on the CPU beside a GPU's tensors: `ctc_loss` reads them as numbers there, but in a
+# dispatch mode torch takes these operators instead, which want all on one device. Seen on torch 2.11.
+_LENGTHS = {id(aten._ctc_loss.Tensor): range(2, 4), id(aten._ctc_loss_backward.Tensor): range(3, 5)}
 # These return views although their schema does not say so, as these others do whose schema does.
 _VIEWS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
@@ -55,6 +58,16 @@ _BACKENDS = ("CPU", "CUDA", "Meta")
 _ACCUMULATE = Origin(autograd="accumulate")
 LOADER = ("DataLoader", "DataLoader")
 """Where an op of torch's `DataLoader` is shown: the module that runs, and its class."""
+
+
+def has_lengths_elsewhere(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator is given lengths on another device than its first argument, which it refuses."""
+    return id(func) in _LENGTHS and any(args[at].device != args[0].device for at in _LENGTHS[id(func)])
+
+
+def with_lengths_moved(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with the lengths on the device of the first."""
+    return tuple(a.to(args[0].device) if at in _LENGTHS[id(func)] else a for at, a in enumerate(args))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,16 @@ from tracefuse.recording.hooks import BackwardHook, LaunchHook, ModuleStack, ker
 from tracefuse.recording.host_reads import HostRead, Listener, Methods, Stop, made_by_python, read_by
 from tracefuse.recording.memories import Identities, WeakMap, is_there
 from tracefuse.recording.namespace import Bindings
-from tracefuse.recording.operators import CONJUGATING, LOADER, OpFacts, Origins, facts_of, without_generator
+from tracefuse.recording.operators import (
+    CONJUGATING,
+    LOADER,
+    OpFacts,
+    Origins,
+    facts_of,
+    has_lengths_elsewhere,
+    with_lengths_moved,
+    without_generator,
+)
 from tracefuse.recording.shield import Shield, shielded
 from tracefuse.recording.updates import UpdateHooks
 
@@ -198,7 +207,9 @@ class Recorder(TorchDispatchMode, Listener):
         facts = self._taking(facts_of, func)
         # Subclasses of tensors that take composite operators, as nested ones do, run them as they like.
         if facts is not None and facts.is_composite and not types:
-            return self._decomposed(func, args, kwargs)
+            return self._within(func.decompose, *args, **kwargs)
+        if has_lengths_elsewhere(func, args):
+            args = self._within(with_lengths_moved, func, args)
         call = self._taking(self._noted, func, args, kwargs)
         if getattr(func, "namespace", "") in NAMESPACES:
             self._check_order(func, args, kwargs, call)
@@ -211,11 +222,11 @@ class Recorder(TorchDispatchMode, Listener):
             self._taking(self._note_results, call, facts_of(func), args, out)
         return out
 
-    def _decomposed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of an operator by those that it consists of, which come here."""
+    def _within(self, made_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a call gives whose operators come here."""
         _push_mode(self)
         try:
-            return func.decompose(*args, **kwargs)
+            return made_of(*args, **kwargs)
         finally:
             _pop_mode()
 
