@@ -29,8 +29,8 @@ aten = torch.ops.aten
 # Wrong in a dispatch mode, as `tests/bench/trust/op_db.py` found: kernels of torch conjugate lazily; modes switch it off. An
 # operator's own hash runs Python.
 CONJUGATING = {id(aten.linalg_pinv.atol_rtol_tensor), id(aten.linalg_pinv.atol_rtol_float)}
-# Where a loss has its lengths, which may lie on the CPU beside a GPU's tensors: `ctc_loss` reads them as numbers there, but in a
-# dispatch mode torch takes these operators instead, which want all on one device. Seen on torch 2.11.
+# Where a loss has its lengths, which may lie on the CPU beside a GPU's tensors: `ctc_loss` reads them as numbers there, but in
+# a dispatch mode torch takes these operators instead, which want all on one device. Seen on torch 2.11.
 _LENGTHS = {id(aten._ctc_loss.Tensor): range(2, 4), id(aten._ctc_loss_backward.Tensor): range(3, 5)}
 # These return views although their schema does not say so, as these others do whose schema does.
 _VIEWS = {
