@@ -208,7 +208,7 @@ class Recorder(TorchDispatchMode, Listener):
         # Subclasses of tensors that take composite operators, as nested ones do, run them as they like.
         if facts is not None and facts.is_composite and not types:
             return self._within(func.decompose, *args, **kwargs)
-        if has_lengths_elsewhere(func, args):
+        if self._taking(has_lengths_elsewhere, func, args):
             args = self._within(with_lengths_moved, func, args)
         call = self._taking(self._noted, func, args, kwargs)
         if getattr(func, "namespace", "") in NAMESPACES:
