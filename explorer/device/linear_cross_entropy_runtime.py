@@ -47,7 +47,8 @@ def linear_cross_entropy(
     factor = torch.ones((), dtype=wide, device=input.device) if scale is None else scale.to(wide)
     factor = factor / valid if mean else factor
     losses = torch.empty(count, dtype=wide, device=input.device)
-    chunk = input.new_empty(rows * padded)
+    # Products in bfloat16 on a CPU with AMX read what lies between rows; the kernel of a GPU writes it.
+    chunk = input.new_empty(rows * padded) if input.is_cuda else input.new_zeros(rows * padded)
     grad_input = input.new_empty(input.shape if input_wanted else [0])
     grad_weight, sums = gradient_of_weight(weight, weight_wanted, -(-count // max(1, rows)))
     grad_bias = torch.zeros(classes if bias_wanted else 0, dtype=wide, device=input.device)
