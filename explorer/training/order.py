@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
 from torch import fx
 
 from tracefuse.assembly.parts import GIVEN
@@ -50,4 +51,5 @@ def as_read(trace: Trace, data: Collection[fx.Node]) -> list[fx.Node]:
 
 
 def _is_number(node: fx.Node) -> bool:
-    return val(node).dim() == 0
+    value = val(node)  # a list where an op takes a batch apart
+    return isinstance(value, torch.Tensor) and value.dim() == 0
