@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -375,7 +376,7 @@ def _backend(row: Row, eager: Seen, near: Nearness | None) -> None:
             traceback.print_exc()
             row.backend, row.backend_reason = RAISED, _text(error)
             seen = None
-    ours = [text for text in said if "tracefuse" in text]
+    ours = [re.sub(r"/\S*/site-packages/", "", text) for text in said if "tracefuse" in text]
     if seen is not None:
         row.backend, row.backend_reason = _judged(seen, eager, tolerance, allowed)
         row.backend_reason = "; ".join(filter(None, [row.backend_reason, *ours]))[:900]
