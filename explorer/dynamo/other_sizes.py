@@ -2,7 +2,7 @@
 
 A program is traced by AOTAutograd, goes through the passes and becomes text: a second for a few layers, whatever its size is.
 Where three programs differ in one size alone, they are a *line*: `tracefuse.optimizers.sizes` tells by them what the program
-is at another size of that line, which takes milliseconds, and why that is right. That is for the CPU, whose text is compiled
+is at another size of that line, which takes a moment, and why that is right. That is for the CPU, whose text is compiled
 once for all sizes; the kernels of a GPU are compiled for each, and so nothing is told there. A line serves
 
     sizes of one symbol     all others are as they were; a symbol is what dynamo calls a size that varies

@@ -5,7 +5,7 @@ chosen by them, so that a graph with symbols is kept as it came, and specialised
 
     graph(s, x: [2, s], f, …)     called with [2, 33]: x: [2, 33], s is 33 wherever it is read, and f.item() what f is
 
-On a CPU, where three of these programs differ in one size alone, they tell of others, which takes milliseconds instead of a
+On a CPU, where three of these programs differ in one size alone, they tell of others, which takes a moment instead of a
 second: `tracefuse.dynamo.other_sizes`.
 
 A Python float of a module, such as a scale, is a tensor `f` of the CPU that dynamo made, whose number varies for all that is
@@ -38,7 +38,7 @@ MANY_SIZES = 16
 MOST_SIZES = 128
 """Programs of one graph that are kept."""
 MOST_RESIZED = 1024
-"""Programs that are kept of sizes that were not traced: no kernel is compiled for one, and to make it takes milliseconds."""
+"""Programs that are kept of sizes that were not traced: none has a kernel of its own to compile."""
 MOST_NUMBERS = 4
 """Different numbers beside sizes that they are compiled for: a number that is another one in each call is no size."""
 

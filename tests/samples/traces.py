@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 import tracefuse
+from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.passes import Decision, Pass, run_pipeline
 from tracefuse.optimizers.sizes.numbers import Sizes, shifts_of
@@ -39,6 +40,21 @@ def captured(fn: Callable[..., Any], *inputs: Tensor) -> tracefuse.Capture:
     return tracefuse.capture(fn, *inputs)
 
 
+def captured_step(layers: int, is_clipped: bool = False) -> tracefuse.Capture:
+    """The second of three steps of a small GPT and AdamW, tensor by tensor, its gradients clipped by their norm or not."""
+    torch.manual_seed(0)
+    model, data = GPT(layers=layers, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with tracefuse.capture_step(n=2) as step:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(*data).backward()
+            if is_clipped:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    return step
+
+
 KNOWN = (6, 7, 11)
 """The sizes at which `at_sizes` captures."""
 
@@ -46,6 +62,13 @@ KNOWN = (6, 7, 11)
 def at_sizes(function: Callable[..., Any], made: Callable[[int], Tensor], sizes: Iterable[int] = KNOWN) -> list[Trace]:
     """The traces of `function` on `made(size)`, for each size."""
     return [captured(function, made(size)).trace for size in sizes]
+
+
+OTHER_PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "another op": lambda x: x.sin() if len(x) < 11 else x.cos(),
+    "more ops": lambda x: x.sin() if len(x) < 11 else x.sin().sin(),
+}
+"""Functions that are another program at the last of `KNOWN`."""
 
 
 def known_sizes(new: int, *own: Callable[[int], int]) -> Sizes:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from playwright.sync_api import Browser, Locator, Page, expect
+from traces import captured_step
 
-import tracefuse
-from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import write_html
 
 pytestmark = pytest.mark.browser
@@ -32,16 +30,7 @@ WRITTEN = """() => {
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole step, whose graph has three columns, and whose headline has all that a headline may have."""
-    torch.manual_seed(0)
-    model, data = GPT(layers=4, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    with tracefuse.capture_step(n=2) as captured:
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(*data).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-    return write_html(captured.optimize(), tmp_path_factory.mktemp("widths") / "view.html")
+    return write_html(captured_step(4, is_clipped=True).optimize(), tmp_path_factory.mktemp("widths") / "view.html")
 
 
 @pytest.fixture(params=SIZES, ids=lambda size: f"{size[0]} px")

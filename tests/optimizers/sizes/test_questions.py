@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from traces import at_sizes, known_sizes
+from traces import OTHER_PROGRAMS, at_sizes, known_sizes
 
 from tracefuse.optimizers.sizes.numbers import NotAlike
 from tracefuse.optimizers.sizes.questions import check, check_numbers, questions
@@ -88,11 +88,7 @@ def test_equal_ops_are_asked_once_and_those_that_do_not_vary_never() -> None:
     assert targets == [torch.ops.aten.mm.default, torch.ops.aten.cos.default]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda x: x.sin() if len(x) < 11 else x.cos(), lambda x: x.sin() if len(x) < 11 else x.sin().sin()],
-    ids=["another op", "more ops"],
-)
+@pytest.mark.parametrize("function", OTHER_PROGRAMS.values(), ids=OTHER_PROGRAMS)
 def test_other_programs_are_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(NotAlike):
         questions(at_sizes(function, rows))

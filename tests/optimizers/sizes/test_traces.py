@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from traces import at_sizes, known_sizes
+from traces import OTHER_PROGRAMS, at_sizes, known_sizes
 
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.passes import run_pipeline
@@ -72,11 +72,7 @@ def test_inputs_in_one_memory_are_refused() -> None:
         at_size(known_sizes(9), at_sizes(torch.sin, made))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda x: x.sin() if len(x) < 11 else x.cos(), lambda x: x.sin() if len(x) < 11 else x.sin().sin()],
-    ids=["another op", "more ops"],
-)
+@pytest.mark.parametrize("function", OTHER_PROGRAMS.values(), ids=OTHER_PROGRAMS)
 def test_other_programs_are_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(NotAlike):
         at_size(known_sizes(9), at_sizes(function, rows))

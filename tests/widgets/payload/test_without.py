@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-import torch
+from traces import captured_step
 
 import tracefuse
-from tracefuse.demo import GPT, batch
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import Trace
@@ -24,19 +23,6 @@ from tracefuse.widgets.payload.without import foreseen, without_record
 from tracefuse.widgets.view.explorer import Explorer
 
 
-def trained() -> Any:
-    """A whole step, whose peak is with the update, of a model in which two modules are trained."""
-    torch.manual_seed(0)
-    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    with tracefuse.capture_step(n=2) as captured:
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(*data).backward()
-            optimizer.step()
-    return captured
-
-
 def headline(shown: dict[str, Any]) -> dict[str, float]:
     sizes = {name: shown["summary"][name][1] for name in ("ops", "saved_bytes", "peak_bytes")}
     return sizes | {"step_us": shown["clock"]["step_us"][1]}
@@ -48,7 +34,8 @@ def switched_off(shown: Variant, name: str) -> Variant:
 
 @pytest.fixture
 def shown() -> Variant:
-    return trained().optimize()
+    """A whole step, whose peak is with the update, of a model in which two modules are trained."""
+    return captured_step(2).optimize()
 
 
 @pytest.mark.parametrize(
