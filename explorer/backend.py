@@ -10,7 +10,8 @@
 A graph whose sizes vary is compiled for each set of sizes that it is called with (`tracefuse.dynamo.sizes`). What a trace
 cannot say (numbers that vary, ops that hold graphs) runs as it came, op by op, and so does a graph that one
 of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing
-leaves the backend but `OptionError`, for what the user asked, and running out of memory.
+leaves the backend but `OptionError`, for what the user asked, running out of memory, and what Dynamo breaks a graph at
+(`tracefuse.dynamo.data_dependent`), while it compiles.
 
 Private names: `torch._dynamo.backends.common.aot_autograd`, `torch._dynamo.exc.TorchDynamoException`, `default_partition`,
 `_disable_current_modes`: torch 2.11, 2.13 and 2.15.
@@ -35,6 +36,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tracefuse.build.kernels import this_gpu
 from tracefuse.compiled_graphs import CompiledGraph, at_another_size, note_refused
 from tracefuse.config.configuration import Config, option_names, unknown_option
+from tracefuse.dynamo.data_dependent import DATA_DEPENDENT, dynamo_may_break, why_data_dependent
 from tracefuse.dynamo.differentiable import Places, places_of
 from tracefuse.dynamo.eager_operators import operators_as_eager_runs_them
 from tracefuse.dynamo.graphed_halves import GraphedHalves
@@ -43,9 +45,10 @@ from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.dynamo.joint import inputs_of, joint_trace
 from tracefuse.dynamo.joint_refusals import GraphInput
 from tracefuse.dynamo.left_to_python import watch
+from tracefuse.dynamo.masks import with_wheres
 from tracefuse.dynamo.other_sizes import OtherSizes, symbols_of
 from tracefuse.dynamo.patterns import NO_COLLECTIVES, OVERLAP, Patterns, patterns_of, unmatched
-from tracefuse.dynamo.sizes import BySize, floats, varying_sizes
+from tracefuse.dynamo.sizes import BySize, Compile, counts, floats, varying_sizes
 from tracefuse.dynamo.waiting import Waiting
 from tracefuse.errors import NotSupported, OptionError, TracefuseError
 from tracefuse.optimizers.overlap.issued import issues_collectives, order_of_collectives
@@ -64,6 +67,11 @@ watch()
 
 JUDGE_S = 3.0
 """Of the trials of a graph's kernels beside ATen's ops, compiling them included, the largest first: compiling stays short."""
+
+OP_BY_OP = "a graph of this model runs op by op, without tracefuse"
+BROKEN = (
+    "torch breaks a graph of this model, and compiles its pieces, the functions that it calls among them, by themselves"
+)
 
 
 def tracefuse(
@@ -93,28 +101,45 @@ def tracefuse(
         raise OptionError(f"cuda_graph={cuda_graph!r}: take True or False")
     config, patterns = Config.of(**chosen), patterns_of(options)
 
-    def compiled(graph: fx.GraphModule, examples: Sequence[Any], is_first: bool = True) -> tuple[Any, Any]:
+    def compiled(
+        graph: fx.GraphModule, examples: Sequence[Any], is_first: bool = True, may_break: bool = False
+    ) -> tuple[Any, Any]:
         inputs = _named(graph, examples)
         if inputs is None:
             return graph.forward, None
         waiting = Waiting("compiling a graph of this model", "AOTAutograd")
         compiling = _Compiling(config, cuda_graph, inputs, examples, patterns, is_first, waiting)
-        run = _run_of(graph, compiling)
+        run = _run_of(graph, compiling, may_break)
         return run, compiling.made
 
-    positions = varying_sizes(module, example_inputs)
+    try:
+        varying = _by_size(module, example_inputs, compiled, config)
+    except OUT_OF_MEMORY:
+        raise
+    except Exception as reason:
+        _run_op_by_op(reason, example_inputs)
+        return module.forward
+    return varying or compiled(module, example_inputs, may_break=dynamo_may_break())[0]
+
+
+def _by_size(module: fx.GraphModule, examples: Sequence[Any], compiled: Compile, config: Config) -> BySize | None:
+    """What runs a graph whose sizes vary; None where none do."""
+    positions = varying_sizes(module, examples)
     if not positions:
-        return compiled(module, example_inputs)[0]
-    numbers = floats(module, example_inputs)
-    return BySize(module, positions, numbers, compiled, _other_sizes(module, numbers, config))
+        return None
+    numbers = floats(module, examples), counts(module, examples)
+    others = _other_sizes(module, *numbers, config)
+    return BySize(module, positions, *numbers, compiled, _run_op_by_op, others)
 
 
-def _other_sizes(module: fx.GraphModule, numbers: Sequence[int], config: Config) -> OtherSizes | None:
+def _other_sizes(
+    module: fx.GraphModule, floats: Sequence[int], counts: Sequence[int], config: Config
+) -> OtherSizes | None:
     """What tells of sizes that were not traced; None where a pass decides by budgets, or by rules of the user's own, and on a
     GPU, whose kernels are compiled for each size, so that little is won."""
     if this_gpu() is not None:
         return None
-    symbols = symbols_of(module, numbers)
+    symbols = symbols_of(module, floats, counts)
     is_plain = config.memory_budget is None and config.peak_budget is None and not config.own
     return OtherSizes(symbols, at_another_size) if symbols is not None and is_plain else None
 
@@ -130,8 +155,8 @@ def _named(module: fx.GraphModule, examples: Sequence[Any]) -> list[GraphInput] 
         return None
 
 
-def _run_of(module: fx.GraphModule, compiling: _Compiling) -> Callable[..., Any]:
-    """What runs the graph that is `compiling`."""
+def _run_of(module: fx.GraphModule, compiling: _Compiling, may_break: bool) -> Callable[..., Any]:
+    """What runs the graph that is `compiling`. Raises what Dynamo breaks a graph at where it `may_break` this one."""
     run = aot_autograd(
         fw_compiler=runnable,
         bw_compiler=runnable,
@@ -140,9 +165,14 @@ def _run_of(module: fx.GraphModule, compiling: _Compiling) -> Callable[..., Any]
     )
     try:
         with operators_as_eager_runs_them(), compiling.waiting:
-            called = run(module, compiling.examples)
+            called = run(with_wheres(module), compiling.examples)
     except (*OUT_OF_MEMORY, OptionError, TorchDynamoException):  # the last is how Dynamo begins anew
         raise
+    except DATA_DEPENDENT as reason:
+        compiling.refuse(NotSupported(why_data_dependent(reason, module)), BROKEN if may_break else OP_BY_OP)
+        if may_break:
+            raise
+        return module.forward
     except Exception as reason:
         compiling.refuse(reason)
         return module.forward
@@ -240,9 +270,9 @@ class _Compiling:
 
         return backward
 
-    def refuse(self, reason: Exception) -> None:
+    def refuse(self, reason: Exception, what: str = OP_BY_OP) -> None:
         self.patterns.note_refused()
-        _run_op_by_op(reason, self.examples)
+        _run_op_by_op(reason, self.examples, what)
 
 
 def _in_order(variant: Variant) -> Variant:
@@ -287,10 +317,10 @@ def _judged(variant: Variant) -> Variant:
         return variant
 
 
-def _run_op_by_op(reason: Exception, examples: Sequence[Any]) -> None:
+def _run_op_by_op(reason: Exception, examples: Sequence[Any], what: str = OP_BY_OP) -> None:
     said = _told(reason)
     note_refused(examples, said)
-    tell_user(f"a graph of this model runs op by op, without tracefuse: {said}.")
+    tell_user(f"{what}: {said}.")
 
 
 def _told(reason: Exception) -> str:

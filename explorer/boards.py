@@ -45,7 +45,9 @@ def _variant(given: Given, options: Mapping[str, Any]) -> Variant:
         return given.variant(Config.of(**options))
     if isinstance(given, (str, Path)):
         return load(given).variant(Config.of(**options))
-    raise OptionError(f"board() takes captures, variants and paths of .tfz files, not a {type(given).__name__}")
+    raise OptionError(
+        f"board() takes captures, variants and paths of .tfz files, not an object of type {type(given).__name__}"
+    )
 
 
 def _labels(captures: tuple[Given, ...], variants: list[Variant], names: Mapping[str, Any]) -> list[str]:

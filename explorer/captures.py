@@ -21,7 +21,7 @@ from tracefuse.optimizers.trace import Trace
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.namespace import name_of, visible_from
-from tracefuse.steps.varying import Varying
+from tracefuse.steps.varying import AllVarying
 from tracefuse.variant import Variant, Variants
 
 if TYPE_CHECKING:
@@ -132,9 +132,10 @@ class Capture(Variants):
         return self.program.thawed
 
     @property
-    def varying(self) -> tuple[Varying, ...]:
-        """The Python values that operators were given in this step and others in the next one, as far as that was watched."""
-        return () if self.steps is None else self.steps.varying
+    def varying(self) -> AllVarying:
+        """The Python values that operators were given in this step and others in the next one, as far as that was watched.
+        Print it."""
+        return AllVarying(() if self.steps is None else self.steps.varying)
 
     def frozen_costs(self, patterns: Sequence[str] = ()) -> FrozenCosts:
         """What every parameter's gradient costs, `patterns` (as of `freeze`) frozen: its ops, what the forward keeps for it,

@@ -276,7 +276,7 @@ def explore(model: nn.Module, **options: Any) -> Explorer:
     """
     if not isinstance(model, nn.Module):
         raise CaptureError(
-            f"explore takes a compiled nn.Module, not a {type(model).__name__}: captures have .explore()"
+            f"explore takes a compiled nn.Module, not an object of type {type(model).__name__}: captures have .explore()"
         )
     graphs = compiled(model)
     if not graphs:

@@ -24,7 +24,7 @@ from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.optimizers.overlap.issued import issues_collectives
-from tracefuse.optimizers.passes import PassRecord, final, run_pipeline
+from tracefuse.optimizers.passes import PassRecord, PassRecords, final, run_pipeline
 from tracefuse.optimizers.trace import Trace
 from tracefuse.shared import Shared
 from tracefuse.timeline.measurements import Build
@@ -59,8 +59,9 @@ class Passed:
 
     @functools.cached_property
     @uncollected()
-    def passes(self) -> tuple[PassRecord, ...]:
-        """One record per pass that is on, in pipeline order. A pass that failed carries its message and changed nothing."""
+    def passes(self) -> PassRecords:
+        """One record per pass that is on, in pipeline order; `v.passes["remat"]` is that of one.
+        A pass that failed carries its message and changed nothing."""
         records: list[PassRecord] = []
         trace, known = self.program.trace, self.capture.known_records
         for one in self.config.passes(self.capture.machine, issues_collectives(trace)):
@@ -69,7 +70,7 @@ class Passed:
                 (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
             records.append(known[key])
             trace = known[key].after
-        return tuple(records)
+        return PassRecords(records)
 
     def check(self) -> Self:
         """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -40,9 +41,9 @@ class RecordedCapture(Capture):
     """What one block or call did: enter it as a context manager, or use `capture(fn, *args)`.
 
     `names` gives a block's variables when it ends (default: those of the block's own frame); what is assigned to `returned`
-    inside the block counts as its result. Of a block that trains for several steps, one is captured: see `steps`. With
-    `train_all`, frozen parameters count as trainable in the trace, and in nothing else that a cell notices which does not
-    train them itself (`tracefuse.recording.thaw`).
+    inside the block counts as its result. Of a block that trains for several steps, one is captured: see `steps`; its results
+    are what was assigned last before the next one began. With `train_all`, frozen parameters count as trainable in the trace,
+    and in nothing else that a cell notices which does not train them itself (`tracefuse.recording.thaw`).
     """
 
     on_start: ClassVar[Callable[[RecordedCapture], None] | None] = None
@@ -57,9 +58,10 @@ class RecordedCapture(Capture):
         self._environment = self._shield.note(environment) or {}
         self._left: tuple[Left | None, ...] = ()
         self._read: Sequence[Left] = ()
+        self._is_over = False
 
     def __repr__(self) -> str:
-        if not self.has_run and not self._shield.failure:
+        if not self.has_run and not self._is_over and not self._shield.failure:
             return "<tracefuse.Capture: nothing yet>"
         try:
             return f"<tracefuse.Capture on {self.environment['device']}: {self.counts}>"
@@ -72,6 +74,7 @@ class RecordedCapture(Capture):
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         self._stop(self.returned, kind is None)
+        self._is_over = True
 
     @property
     def has_run(self) -> bool:
@@ -101,7 +104,8 @@ class RecordedCapture(Capture):
             self._shield.note(self._watch_steps, Plan(), names, self.run)
 
     def _watch_steps(self, plan: Plan, names: Names, block: Run | None = None) -> None:
-        self._watch = StepWatch(plan, names, self._shield, block)
+        own = weakref.ref(self)
+        self._watch = StepWatch(plan, names, self._shield, block, lambda: getattr(own(), "returned", None))
         self._watch.start()
 
     def _stop(self, returned: Any, completed: bool) -> None:

@@ -20,6 +20,7 @@ from tracefuse.optimizers.trace import Trace
 from tracefuse.steps.steps import Steps
 from tracefuse.timeline.measurements import Measurements
 from tracefuse.training.batches import with_batches
+from tracefuse.training.gradients import with_half_gradients
 from tracefuse.training.rates import with_rates
 
 V = TypeVar("V")
@@ -62,14 +63,15 @@ class Shared(ABC, Generic[V]):
 
     @functools.cached_property
     def followed(self) -> Shared[V]:
-        """The program as a step is compiled: batches that it prepares from what has no name are inputs of it."""
-        program = with_batches(self.program, self.steps)
+        """The program as a step is compiled: batches that it prepares from what has no name are inputs of it, and gradients go
+        to the update as matmuls make them."""
+        program = with_half_gradients(with_batches(self.program, self.steps))
         return self if program is self.program else self.of(program)
 
     @functools.cached_property
     def followed_updates(self) -> Shared[V] | None:
         """The update as a step is compiled: what changes from step to step is an input of it."""
-        update = self.program.update
+        update = self.followed.program.update
         return None if update is None else self.of(with_rates(update), ".update")
 
     @abstractmethod

@@ -39,6 +39,7 @@ class StepCapture(RecordedCapture):
         if self._watch is not None:
             self._shield.survive(self._watch.stop)
         self._take_step()
+        self.returned = None
 
     def _captured(self) -> CapturedProgram:
         if self._watch is not None and not self._shield.failure and self.run.ended is None:

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 
 
 def figure(number: float, digits: int = 3) -> str:
-    """So many significant digits: "0.0123", "104"; of a larger number all before the point: "26,180"."""
+    """So many significant digits: "0.0123", "104"; of a larger number all before the point: "26,180"; of next to
+    nothing "<0.0001"."""
     text = f"{number:.{digits}g}"
+    if "e-" in text:
+        return "<0.0001" if number > 0 else ">-0.0001"
     return f"{number:,.0f}" if "e+" in text else text
 
 
 def time_text(us: float) -> str:
-    """Three digits in the unit that fits: "317 µs", "8.23 ms", "2.72 s"."""
+    """Three digits in the unit that fits: "317 µs", "8.23 ms", "2.72 s"; "<1 ns" of less than that."""
+    if 0 < us < 1e-3:
+        return "<1 ns"
     unit, size = ("s", 1e6) if us >= 1e6 else ("ms", 1e3) if us >= 1e3 else ("µs", 1.0)
     return f"{figure(us / size)} {unit}"
 
@@ -23,12 +28,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def share_text(us: float, whole: float) -> str:
-    return f"{us / whole:.0%}".replace("%", " %")
+    """`us` of a `whole` as "32 %"; of what takes no time, as of a batch of nothing, "0 %"."""
+    return f"{us / whole if whole else 0.0:.0%}".replace("%", " %")
 
 
 def share(ns: int, window_ns: int) -> str:
     """A time with its share of the window: "317 µs (3.85 %)"."""
-    return f"{time_text(ns / 1e3)} ({100 * ns / window_ns:.3g} %)" if window_ns else time_text(ns / 1e3)
+    return f"{time_text(ns / 1e3)} ({figure(100 * ns / window_ns)} %)" if window_ns else time_text(ns / 1e3)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

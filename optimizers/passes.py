@@ -104,6 +104,21 @@ class PassRecord:
         return f"{self.before.op_count} -> {self.after.op_count} ops, {count} decision{'s' * (count != 1)}"
 
 
+class PassRecords(tuple[PassRecord, ...]):
+    """The records of passes in the order in which they ran: by place, or by the name of a pass. Prints as one line each."""
+
+    def __getitem__(self, at: Any) -> Any:
+        if not isinstance(at, str):
+            return super().__getitem__(at)
+        named = {one.name: one for one in self}
+        if at not in named:
+            raise KeyError(f"no pass {at!r} ran: choose from {', '.join(named)}")
+        return named[at]
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self))
+
+
 def _are_alike(one: Trace, other: Trace) -> bool:
     pairs = itertools.zip_longest(one.graph.nodes, other.graph.nodes)
     return all(a is not None and b is not None and _printed(a) == _printed(b) for a, b in pairs)

@@ -96,7 +96,7 @@ def literal(value: Any) -> str:
         return f"slice({literal(value.start)}, {literal(value.stop)}, {literal(value.step)})"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
-    what = f"an op takes a {type(value).__name__}, which has no Python text"
+    what = f"an op takes an object of type {type(value).__name__}, which has no Python text"
     raise NotSupported(f"{what}. Capture the program without that op.")
 
 

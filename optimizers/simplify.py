@@ -330,8 +330,7 @@ class _Sweeps:
                 is_settled = False
                 if _apply(node, rewrite, decide):
                     return True
-        # Torch 2.11 cannot type pinned memory.
-        key = None if node.target is aten._pin_memory.default else expression(node)
+        key = expression(node)
         first = node if key is None else seen.setdefault(key, node)
         if first is not node:
             return _apply(node, Same(first, f"computes the same as {first.name}"), decide)

@@ -18,6 +18,7 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.payload.board import Stand, board_record, entry_of
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.pack import encode
+from tracefuse.widgets.payload.without import reweighed
 from tracefuse.widgets.text import to_text
 
 STATIC = Path(__file__).parent / "static"
@@ -145,11 +146,12 @@ def configurations(shown: Config) -> list[Config]:
 
 
 def held_configurations(shown: Variant, tried: Iterable[Config] = ()) -> list[Config]:
-    """What a page holds beside `shown`: its neighbours, then what was tried, then combinations of the passes that change
-    something, two switches away from `shown` and more."""
+    """What a page holds beside `shown`: its neighbours, then what was tried, the other input weights of `remat`, and
+    combinations of the passes that change something, two switches away from `shown` and more."""
     near = configurations(shown.config)
     most = min(MOST_COMBINATIONS, MOST_OPS // max(1, shown.program.whole.op_count))
-    further = (one for one in (*tried, *_combinations(shown)) if one != shown.config and one not in near)
+    wanted = (*tried, *reweighed(shown.config), *_combinations(shown))
+    further = (one for one in wanted if one != shown.config and one not in near)
     return [*near, *itertools.islice(dict.fromkeys(further), max(0, most - len(near)))]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from tracefuse.findings.finding import SEVERITIES, Bar, bars_text
+from tracefuse.findings.finding import IN_LIBRARY, Bar, bars_text
 from tracefuse.measure.timing import Estimate, shown
 from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.trace import human_bytes
@@ -106,16 +106,17 @@ def _tables(payload: dict[str, Any]) -> list[Table]:
 
 
 def _findings(payload: dict[str, Any]) -> list[str]:
-    """What makes the program slow as it ran, the gravest first: its line, the parts of its time, the fix, what passes mend of
-    it, and what replays of fixes said."""
+    """What makes the program slow as it ran, in the view's order: its line, that of a library, the parts of its time, the fix,
+    what passes mend of it, and what replays of fixes said."""
     lines: list[str] = []
-    for one in sorted(payload["findings"], key=lambda one: SEVERITIES.index(one["severity"])):
+    for one in payload["findings"]:
         parts = bars_text([Bar(**bar) for bar in one["bars"]]) if one["bars"] else ""
         said = f"{one['severity']}: {one['title']} [{one['id']}]; {one['worth']}"
         tried = [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
-        more = filter(None, [one["source"], parts, f"fix: {one['fix']}", one["mended"], *tried])
+        library = [f"{label}: {line}" for label, line in one["evidence"] if label == IN_LIBRARY]
+        more = filter(None, [one["source"], *library, parts, f"fix: {one['fix']}", one["mended"], *tried])
         lines += [said, *(f"  {line}" for line in more)]
-    return lines
+    return [*lines, *[payload["below"]] * bool(payload["below"])]
 
 
 def _notes(payload: dict[str, Any]) -> list[str]:

@@ -1,17 +1,20 @@
-"""Gradients that a leaf had before the program: the trace has what the program adds to them."""
+"""Gradients that are added up: what the program adds to those that a leaf had before, and whose work adding them is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.functional import Built
 from tracefuse.optimizers.ops import producer
+from tracefuse.optimizers.trace import origin, set_origin
 from tracefuse.recording.calls import Recording, Value
 
 aten = torch.ops.aten
+_ADDING = "AccumulateGrad"
 
 
 def drop_zeros(built: Built, gradients: Iterable[Value]) -> None:
@@ -48,6 +51,17 @@ def drop_sums(built: Built, gradients: Iterable[Value]) -> None:
         built.nodes[gradient] = after
         if _is_sum_of_gradients(total, after):
             _hold_summand(built, gradient, total)
+
+
+def put_into_modules(graph: fx.Graph) -> None:
+    """Let what adds a gradient to that of an earlier backward be of the module that the gradient comes from."""
+    for node in graph.nodes:
+        where = origin(node)
+        if where.autograd == _ADDING and not (where.module or where.module_type):
+            homes = (origin(one) for one in reversed(node.all_input_nodes))
+            home = next((one for one in homes if one.module or one.module_type), where)
+            own = {"module": home.module, "module_type": home.module_type, "is_torchs": home.is_torchs}
+            set_origin(node, replace(where, **own))
 
 
 def only_sum(before: fx.Node) -> fx.Node | None:

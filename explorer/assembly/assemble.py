@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.assembly.accumulation import drop_sums, drop_zeros, drop_zeros_left
+from tracefuse.assembly.accumulation import drop_sums, drop_zeros, drop_zeros_left, put_into_modules
 from tracefuse.assembly.cut import cut
 from tracefuse.assembly.draws import is_in_engine, merge_repeated
 from tracefuse.assembly.functional import Built
@@ -31,6 +31,7 @@ def assemble(
 ) -> tuple[Assembled, Assembled | None, str]:
     """The program up to its update, the update if it has one, and why one that has was not cut: see `cut`."""
     merge_repeated(built, recording.rng_states)
+    put_into_modules(built.graph)
     drop_zeros(built, {**roles.gradients, **recording.gradients}.values())
     drop_zeros_left(built, recording)
     found = cut(built, recording, elsewhere)

@@ -71,8 +71,13 @@ def _typed(mode: FakeTensorMode, node: fx.Node) -> Any:
 
 def lies_as(tensor: torch.Tensor, value: Value) -> bool:
     """Whether a tensor lies in its memory as the recorded value did, but for dimensions of one element."""
+    return tensor.storage_offset() == value.offset and _has_steps(tensor, value)
+
+
+def _has_steps(tensor: torch.Tensor, value: Value) -> bool:
+    """Whether a tensor has the strides of the recorded value, but for dimensions of one element."""
     steps = zip(value.shape, tensor.stride(), value.stride, strict=True)
-    return tensor.storage_offset() == value.offset and all(size == 1 or now == was for size, now, was in steps)
+    return all(size == 1 or now == was for size, now, was in steps)
 
 
 def alone(call: Call) -> fx.Node:
@@ -159,11 +164,14 @@ def _cast_after(built: Built, node: fx.Node, wanted: torch.dtype) -> None:
 
 def _lay_as(built: Built, node: fx.Node, value: Value) -> None:
     """An in-place op leaves its tensor where it lies, its twin may yield another order of the dimensions in memory: put the
-    recorded one back, without gaps. The nodes' own values are propagated next."""
+    recorded one back, without gaps. The nodes' own values are propagated next. A tensor that the op resizes, as `out=` does,
+    lies as its twin's."""
+    fake = node.meta["val"]
+    if tuple(fake.shape) != value.shape or _has_steps(fake, value):
+        return
     dims = range(len(value.shape))
     order = sorted(dims, key=lambda dim: -value.stride[dim])
-    fake = node.meta["val"].permute(order)
-    if fake.is_contiguous():
+    if fake.permute(order).is_contiguous():
         return
     with node.graph.inserting_after(node):
         turned = node.graph.call_function(aten.permute.default, (node, order))

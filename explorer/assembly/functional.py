@@ -236,7 +236,10 @@ def _add_in_place(
     if not in_order and _is_of_a_strided_view(call, twin):
         node.meta["custom"][WRITTEN] = Written(call.func, twin, written[0].stride)
     if fresh := _made_beside(call, written):
-        node.meta["custom"]["recorded"] = replace(node.meta["custom"]["recorded"], func=twin, values=(*fresh, *written))
+        contents = (one if isinstance(one, Value) else tuple(one) for one in call.overwritten())
+        node.meta["custom"]["recorded"] = replace(
+            node.meta["custom"]["recorded"], func=twin, values=(*fresh, *contents)
+        )
         _bind(built, fresh, node)
     for value, new in zip(written, _new_contents(built, call, node, len(fresh)), strict=True):
         if value.base in built.renaming.bases:
@@ -252,7 +255,8 @@ def _is_of_a_strided_view(call: Call, twin: OpOverload) -> bool:
     if not is_alone or (first := call.func._schema.arguments[0].alias_info) is None or not first.is_write:
         return False  # out=x writes to x too
     is_plain = call.func.namespace == "aten" and call.origin.rng is None and implied_dtype(call) is None
-    return is_plain and not is_dense(written[0].shape, written[0].stride)
+    has_gaps = 0 not in written[0].shape and not is_dense(written[0].shape, written[0].stride)
+    return is_plain and has_gaps
 
 
 def _shared(call: Call, lifetimes: Lifetimes, written: Value, other: Value) -> CaptureError:
@@ -294,7 +298,7 @@ def _new_contents(built: Built, call: Call, node: fx.Node, first: int) -> Iterat
 def _overwrite(built: Built, families: dict[Value, list[Value]], written: Value, node: fx.Node) -> None:
     """From now on `node` is what `written`, and every value of the very same layout in its memory, holds."""
     node.meta["dtype"] = written.dtype
-    node.meta[LAID] = written if written.base in built.renaming.laid else None
+    node.meta[LAID] = written
     for value in families[written.base]:
         if value in built.nodes and value.same_layout(written):
             if value in built.placeholders:
@@ -307,9 +311,9 @@ def _write_through(built: Built, call: Call, written: Value, new: fx.Node) -> No
     """From now on `new` is what `written` holds, and what it is a view of holds it too."""
     new.meta["dtype"] = written.dtype
     base, renaming = written.base, built.renaming
-    new.meta[LAID] = written if base in renaming.laid else None
+    new.meta[LAID] = written
     node = renaming.written(written, new, built.nodes, built.emitting(call))
-    node.meta[LAID] = base if base in renaming.laid else None
+    node.meta[LAID] = base
     if base in built.placeholders:
         built.mutated[base] = node
     built.history.setdefault(base, [built.nodes[base]]).append(node)

@@ -159,7 +159,10 @@ class Parts:
         nodes = set(self._built.graph.nodes)
         # A draw that nothing reads stays, so that later ones draw the same numbers.
         draws = {n for n in nodes if n.op == "call_function" and is_random(n) and n not in self._found.ops}
-        returned = {one.node for one in joint} | draws
+        # What `torch.autograd.grad` yields is no gradient of a leaf, and its backward is the joint program's all the same.
+        late = (n for n in nodes if n in self._found.ops)
+        made_by_autograd = {a for n in late for a in n.all_input_nodes if a.meta["phase"] == "backward"}
+        returned = {one.node for one in joint} | draws | made_by_autograd
         found = returned | ancestors(returned, nodes)
         return found | {n for n in nodes if is_getitem(n) and producer(n) in found and n not in self._found.ops}
 

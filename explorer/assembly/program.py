@@ -21,8 +21,10 @@ from tracefuse.assembly.unshown import (
     Dropped,
     blind_spots,
     forwards_first,
+    growing_by_list,
     growing_graph,
     made_elsewhere,
+    own_generators,
     unshown,
     without_gradient,
 )
@@ -214,7 +216,7 @@ def captured_program(
     seeds = [given for _, given, _ in recording.roots if given is not None]
     outputs = (*roles.results, *roles.gradients.values(), *recording.gradients.values(), *roles.replaced.values())
     built = _functional(recording, roles, dict(zip(externals, inputs, strict=True)), (*outputs, *roles.kept, *seeds))
-    grown = growing_graph(recording, ended.alive)
+    grown = growing_graph(recording, ended.alive) or growing_by_list(recording, ended.growing_list)
     elsewhere = made_elsewhere(recorder, {value: name for value, (_, name) in roles.sources.items()})
     joint, update, uncut = assemble(built, recording, roles, elsewhere)
     verify(joint.trace)
@@ -243,7 +245,12 @@ def captured_program(
         optimizers={name: frozenset(name_of_value[v] for v in values) for name, values in held.items()},
         thawed=_thawed(joint.trace, live, recorder, ended),
         pinned=pinned_among(joint.trace, examples),
-        unrecorded=(*blind_spots(recorder, elsewhere), *exchanged, *(() if elsewhere else beside)),
+        unrecorded=(
+            *blind_spots(recorder, elsewhere),
+            *exchanged,
+            *own_generators(recording, [one.trace for one in parts]),
+            *(() if elsewhere else beside),
+        ),
         backwards=recording.backwards,
         order=forwards_first(built.graph),
         uncut=uncut,

@@ -12,8 +12,6 @@ from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, Recording, Value
 from tracefuse.recording.frames import is_torchs_or_ours
 
-aten = torch.ops.aten
-
 REMEDIES = {
     "sparse": "Keep it dense (`.to_dense()`, `nn.Embedding(sparse=False)`)",
     "nested": "Pad it (`torch.nested.to_padded_tensor`)",
@@ -28,15 +26,11 @@ REMEDIES = {
 
 _UNANSWERED = {"symm_mem::", "_c10d_functional::batch_p2p_ops", "_c10d_functional::isend", "_c10d_functional::irecv"}
 """Exchanges whose operators do not say what this process receives."""
-_NO_REPLAYS = {
-    aten.mkldnn_rnn_layer_backward.default: "its forward gives the workspace that it reads to autograd only. "
-    "Capture inside `torch.backends.mkldnn.flags(enabled=False)`",
-}
 
 
 def check_supported(recording: Recording) -> None:
     """Raises `CaptureError` with the op, the line and the remedy where the program computes with tensors that are no plain
-    dense ones, or by ops that cannot run again."""
+    dense ones, or by ops that no trace can hold."""
     for kernel, source in recording.launches:
         raise CaptureError(
             f"the program launches the kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
@@ -60,11 +54,6 @@ def check_supported(recording: Recording) -> None:
             raise CaptureError(
                 f"{call.func}{where(call.origin.source)} talks to other processes, and does not say what it receives. Use a "
                 "collective of `torch.distributed` in its place, or capture the module before it is wrapped."
-            )
-        if call.func in _NO_REPLAYS:
-            raise CaptureError(
-                f"{call.func}{where(call.origin.source)} cannot be replayed: {_NO_REPLAYS[call.func]}, "
-                "or capture a smaller piece."
             )
         _check_dense([*call.reads(), *call.out_values()], f"{call.func}{where(call.origin.source)} computes with")
     _check_dense([given for _, given, _ in recording.roots if given is not None], "a backward starts from")

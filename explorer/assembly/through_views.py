@@ -31,16 +31,7 @@ aten = torch.ops.aten
 OF = "of"
 """`node.meta[OF]` is the value that a recorded op takes first: a strided view counts on lying in memory as that did."""
 LAID = "laid"
-"""`node.meta[LAID]` is a value that the node holds in its place, and whose layout its views count on; or it is None."""
-
-_BOUND = {
-    aten.as_strided.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.view.dtype,
-    aten.view_as_complex.default,
-}
-"""Views that not every layout has, or that show other elements of another layout."""
+"""`node.meta[LAID]` is a value that the node holds in its place: what reads it counts on the order of its memory."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ class Renaming:
     """The families that are renamed. `seen` are the positions of all writes that another value shows to a later reader.
 
     `held` has the version of its base that each value's node was taken of; `versions` are how often each base was written.
-    `laid` are the bases of which views are taken that count on the layout, `strided` those among them that `as_strided` reads.
+    `strided` are the bases that `as_strided` reads.
     """
 
     seen: set[int] = field(default_factory=set)
@@ -72,7 +63,6 @@ class Renaming:
     views: dict[Value, View] = field(default_factory=dict)
     versions: dict[Value, int] = field(default_factory=dict)
     held: dict[Value, int] = field(default_factory=dict)
-    laid: set[Value] = field(default_factory=set)
     strided: set[Value] = field(default_factory=set)
 
     @classmethod
@@ -95,8 +85,6 @@ class Renaming:
         return found
 
     def _note_views(self, call: Call) -> None:
-        if call.func in _BOUND:
-            self.laid |= {value.base for value in call.reads()}
         if call.func is aten.as_strided.default:
             self._note_strided(call)
             return

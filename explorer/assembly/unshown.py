@@ -11,20 +11,20 @@ import ast
 import linecache
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import fx
 
-from tracefuse.assembly.draws import is_in_engine
+from tracefuse.assembly.draws import draws, is_in_engine
 from tracefuse.assembly.fake_values import alone
 from tracefuse.assembly.refusals import where
-from tracefuse.lines.statements import Added, added, statements_at
+from tracefuse.lines.statements import Added, added, appended, statements_at, statements_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, packet_name, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.origins import Origin, Source
-from tracefuse.optimizers.trace import nbytes, origin, phase, tensor_type
+from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, tensor_type
 from tracefuse.recording.calls import Call, Recording, Value, is_leaf
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.roles import Roles
@@ -43,7 +43,7 @@ UNUSED_PARAMETERS = "unused parameters"
 """What the environment calls the trainable parameters of DistributedDataParallel that got no gradient."""
 
 GROWING, SHRUNK = "growing graph", "growing graph without"
-"""What the environment calls the line of such a sum, and what to write there instead."""
+"""What the environment calls the line of such a sum or list, and what to write there instead."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,25 @@ def _beside(calls: Sequence[Call], bound: Mapping[Value, str]) -> tuple[str, ...
     held = ", ".join(dict.fromkeys(name for value, name in bound.items() if value.base in made))
     if not held:
         return ()
+    it, is_no_part = ("them", "they are no part") if ", " in held else ("it", "it is no part")
     return (
-        f"{held}: {counted(count, 'op')} computed {'them' if ', ' in held else 'it'} beside the step"
-        f"{where(calls[-1].origin.source)}. No result and no gradient needs it, and it is no part of the trace. Return it, "
-        "in a block by `c.returned = …`, to have it shown.",
+        f"{held}: {counted(count, 'op')} computed {it} beside the step{where(calls[-1].origin.source)}. No result and "
+        f"no gradient needs {it}, and {is_no_part} of the trace. Return {it}, in a block by `c.returned = …`, to have {it} "
+        "shown.",
+    )
+
+
+def own_generators(recording: Recording, traces: Iterable[Trace]) -> tuple[str, ...]:
+    """A sentence on the lines that draw from generators of the program's own, which no trace holds."""
+    drawn = [n for trace in traces for n in trace.ops if draws(n) and origin(n).rng in recording.own_states]
+    lines = dict.fromkeys(where(origin(n).source) for n in drawn)
+    if not lines:
+        return ()
+    others = f", and in {counted(len(lines) - 1, 'more line')}" if len(lines) > 1 else ""
+    return (
+        f"A generator of the program's own draws{next(iter(lines))}{others}: "
+        "a replay has the same numbers; what is compiled or exported draws from torch's default generator, and gets others. "
+        "Pass what is drawn to the step, or draw it from the default generator.",
     )
 
 
@@ -250,14 +265,14 @@ def without_gradient(recorder: Recorder, roles: Roles) -> dict[str, str]:
     return {UNUSED_PARAMETERS: "; ".join(sorted(found))} if found else {}
 
 
-# --- sums over steps --------------------------------------------------------------------------------------------------
+# --- sums and lists over steps ----------------------------------------------------------------------------------------
 #
 # loss = model(x); loss.backward(); tot = tot + loss             tot keeps the graphs of all losses
 # loss = model(x); loss.backward(); tot = tot + loss.detach()
 
 
 class Growing(NamedTuple):
-    """A sum that grows: the variable, its line, and the statement to write instead."""
+    """A sum or a list that grows: the variable, its line, and the statement to write instead."""
 
     name: str
     source: Source
@@ -288,6 +303,22 @@ def growing_graph(recording: Recording, alive: Collection[Value]) -> Growing | N
                 found = added(statement)
                 if found is not None and _is_sum(call, recording, found.is_behind):
                     return Growing(found.name, source, _instead(statement, found))
+    return None
+
+
+def growing_by_list(recording: Recording, name: str) -> Growing | None:
+    """The statement `losses.append(loss)` that adds to the list of that `name`, the one nearest to where an optimizer stepped
+    or a loss was made; None where neither file at hand has one."""
+    roots = {root for root, _, _ in recording.roots}
+    made = (call.origin.source for call in recording.calls if not roots.isdisjoint(call.out_values()))
+    stepped = (update.source for update in recording.updates)
+    for source in dict.fromkeys(filter(None, (*stepped, *made))) if name else ():
+        statements = statements_of("".join(linecache.getlines(source.file)))
+        found = {one.lineno: put for one in statements if (put := appended(one, name)) is not None}
+        if found:
+            line = min(found, key=lambda at: abs(at - source.line))
+            at = replace(source, line=line, text=linecache.getline(source.file, line).strip(), called=None)
+            return Growing(name, at, f"{name}.append({_detached(found[line])})")
     return None
 
 

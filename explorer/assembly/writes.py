@@ -253,7 +253,10 @@ class Lifetimes:
 
 
 def _have_bytes_in_common(one: Value, other: Value) -> bool:
-    """Of two values of one memory; columns of a matrix, say, lie between each other and have none."""
+    """Of two values of one memory; columns of a matrix, say, lie between each other and have none. Where one that was resized
+    ends is not known."""
+    if one.is_resized or other.is_resized:
+        return True
     (start, end), (other_start, other_end) = one.extent, other.extent
     if start >= other_end or other_start >= end:
         return False

@@ -162,8 +162,10 @@ class _Lowering:
             source = self._now(given["all_gather_output"], call)
             func, into = aten.split_with_sizes_copy.default, list(given["out"])
             args = (source, given["all_gather_input_split_sizes"], given["dim"])
-        elif name == "chunk_cat":
+        elif name in ("chunk_cat", "chunk_cat_mixed_dtype"):
             tensors = [self._now(one, call) for one in given["tensors"]]
+            if len({one.dtype for one in tensors}) > 1:
+                tensors = [self._in_dtype(one, given["out"].dtype, call) for one in tensors]
             func, args, into = aten._chunk_cat.default, (tensors, given["dim"], given["num_chunks"]), [given["out"]]
         else:
             self._write(replace(call, func=aten.copy_.default), [given["tensor"]])
@@ -177,14 +179,16 @@ class _Lowering:
 
     def _cast(self, made: Value, source: Value, call: Call) -> Value:
         """What FSDP's operators copy into a buffer of another dtype, as that buffer holds it."""
-        dtype = made.dtype
-        if dtype == source.dtype:
-            return made
-        made.dtype = source.dtype
-        cast = self._pieces.fresh(made, made.shape, made.stride)
+        dtype, made.dtype = made.dtype, source.dtype
+        return self._in_dtype(made, dtype, call)
+
+    def _in_dtype(self, value: Value, dtype: torch.dtype, call: Call) -> Value:
+        if value.dtype == dtype:
+            return value
+        cast = self._pieces.fresh(value, value.shape, value.stride)
         cast.dtype = dtype
-        self._emit(replace(call, func=aten._to_copy.default, args=(made,), kwargs={"dtype": dtype}, outs=cast))
-        self._serving.follow(made, cast)
+        self._emit(replace(call, func=aten._to_copy.default, args=(value,), kwargs={"dtype": dtype}, outs=cast))
+        self._serving.follow(value, cast)
         return cast
 
     def _write(self, call: Call, written: list[Value]) -> None:

@@ -6,7 +6,7 @@ A detector is a function from what is known of a variant (`Case`) to findings; `
 `tracefuse.lint`, and `tracefuse.findings.kinds` has a row for each kind that they find. Nothing runs here:
 the trace, its times (measured where somebody measured, else a roofline's), what the capture knows besides and the
 environment are enough, so that all of it works without a GPU. A finding's severity is the share of the step that it is
-worth: "high" from a fifth, "medium" from a twentieth, and below a hundredth it is none, but for those that stop the GPU.
+worth: "high" from a fifth, "medium" from a twentieth; below a hundredth it is only counted, but for those that stop the GPU.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from tracefuse.diagnose.modes import matmuls_without_tf32, modes_that_slow
 from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
 from tracefuse.diagnose.update import optimizers_op_by_op, share_of_the_update
-from tracefuse.findings.finding import SEVERITIES, Case, Detector, Finding, Fix
+from tracefuse.findings.finding import IN_LIBRARY, Case, Detector, Finding, Fix
 from tracefuse.findings.ignored import ignored_text, parted
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
+from tracefuse.findings.order import below_text, in_order
 from tracefuse.lint import LINTS
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.measure.switched import Switched
@@ -52,12 +53,14 @@ MOST_LEFT = 2  # findings of the trace after the passes that are told for one of
 
 
 class Findings(tuple[Finding, ...]):
-    """The gravest first. Prints as paragraphs, with what measures modelled times; without any, as what was looked for.
-    `ignored` are those that a comment on their line hides: see `tracefuse.findings.ignored`."""
+    """In the order of `tracefuse.findings.order`. Prints as paragraphs, with what measures modelled times; without any, as
+    what was looked for. `below` are those whose share of the step is too small to be told, `ignored` those that a comment on
+    their line hides: see `tracefuse.findings.ignored`."""
 
     provenance: str
     looked_for: Iterable[str]
     ignored: tuple[Finding, ...]
+    below: tuple[Finding, ...]
 
     def __new__(
         cls,
@@ -67,14 +70,16 @@ class Findings(tuple[Finding, ...]):
         ignored: Iterable[Finding] = (),
     ) -> Self:
         shown, hidden = parted(found)
-        made = super().__new__(cls, shown)
+        made = super().__new__(cls, in_order(one for one in shown if not one.is_below))
+        made.below = tuple(one for one in shown if one.is_below)
         made.provenance, made.looked_for = provenance, looked_for or looked_for_in_traces()
-        made.ignored = (*ignored, *hidden)
+        made.ignored = (*ignored, *(one for one in hidden if not one.is_below))
         return made
 
     def __repr__(self) -> str:
         nothing = [] if self else [f"nothing found; looked for: {'; '.join(self.looked_for)}"]
-        said = [*map(str, self), how_to_measure(self.provenance) if self else "", ignored_text(self.ignored)]
+        counts = [below_text(self.below), ignored_text(self.ignored)]
+        said = [*map(str, self), how_to_measure(self.provenance) if self else "", *counts]
         return "\n\n".join(filter(None, [*nothing, *said]))
 
 
@@ -138,7 +143,7 @@ def beside(
         )
         for one in ran
     ]
-    return Findings(told, ran.provenance, ignored=ran.ignored)
+    return Findings([*told, *ran.below], ran.provenance, ignored=ran.ignored)
 
 
 def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[PassRecord], called: str) -> Finding:
@@ -195,20 +200,20 @@ def _why_left(still: Sequence[Finding], steps: Sequence[PassRecord], called: str
     reasons = Counter(one.reason for one in told if one.value in values).most_common()
     said = [f"{reason} ({counted(count, 'op')})" for reason, count in reasons[:MOST_REASONS]]
     more = [f"and {counted(len(reasons) - len(said), 'more reason')}"] * (len(reasons) > len(said))
-    places = [at - len(steps) for at, step in enumerate(steps) if step.name in on]
-    where = " and ".join(f"`print({called}[{at}])`" for at in places)
-    has = "has" if len(places) == 1 else "have"
+    ran = [step.name for step in steps if step.name in on]
+    where = " and ".join(f'`print({called}["{name}"])`' for name in ran)
+    has = "has" if len(ran) == 1 else "have"
     return f"{', since ' * bool(said)}{'; '.join([*said, *more])}; {where} {has} all decisions"
 
 
 def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
-    """All findings of these ids, the gravest first, with others that the same detectors make."""
+    """All findings of these ids, with others that the same detectors make."""
     lines = _lines_of_the_project(case)
     wanted = {*ids, *(particular for one in ids for particular in SAID_BY.get(one, ()))}
     asked = [detector for detector, makes in DETECTORS.items() if not wanted.isdisjoint(makes)]
     found = [_in_the_project(finding, lines) for detector in asked for finding in detector(case)]
     found = [finding for finding in found if not _is_inside(finding, case)]
-    return Findings(sorted(_told_once(found), key=lambda one: SEVERITIES.index(one.severity)), case.times.provenance)
+    return Findings(_told_once(found), case.times.provenance)
 
 
 def _is_inside(finding: Finding, case: Case) -> bool:
@@ -220,7 +225,8 @@ def _is_inside(finding: Finding, case: Case) -> bool:
 
 def _told_once(found: Sequence[Finding]) -> list[Finding]:
     """The findings without those that say in general what another one says in particular of most of the ops of either."""
-    known = {general: [set(one.values) for one in found if one.id in SAID_BY[general]] for general in SAID_BY}
+    told = [one for one in found if not one.is_below]
+    known = {general: [set(one.values) for one in told if one.id in SAID_BY[general]] for general in SAID_BY}
 
     def is_told(one: Finding, of: set[str]) -> bool:
         return 2 * len(of.intersection(one.values)) > min(len(of), len(one.values))
@@ -242,7 +248,7 @@ def _in_the_project(finding: Finding, lines: Mapping[str, str]) -> Finding:
     if finding.source not in lines:
         return finding
     severity = "low" if KINDS[finding.id].in_the_line else finding.severity
-    evidence = (*finding.evidence, ("in the library", finding.source))
+    evidence = (*finding.evidence, (IN_LIBRARY, finding.source))
     return replace(finding, severity=severity, source=lines[finding.source], evidence=evidence)
 
 

@@ -136,7 +136,7 @@ def _never_used(case: Case, dropped: Sequence[Dropped], name: str, what: str, fi
         (),
         str(largest.origin.source or ""),
         fix,
-        f"{time_text(us)} beside the {time_text(case.step_us)} of what is used, {share_text(us, whole)} of both "
+        f"{time_text(us)} on top of the step's {time_text(case.step_us)}, {share_text(us, whole)} of their sum "
         f"({case.beside_step(f'modelled: roofline of the {H100_SXM_DATASHEET.source}')})",
         kind="modelled",
     )
@@ -149,8 +149,9 @@ def unread_gradients(case: Case) -> Iterator[Finding]:
     if not wasteful:
         return
     peaks = roofline_of(case.trace)
-    # Of an op's own time what a roofline gives to the part.
-    us = sum(case.us([n]) * unread_seconds(n, peaks) / roofline_seconds(n, peaks) for n in wasteful)
+    # Of an op's own time what a roofline gives to the part; its operands are laid out for what is left, too.
+    own_us = {n: case.us([n]) - case.times.laid_out_us.get(n.name, 0.0) for n in wasteful}
+    us = sum(own_us[n] * unread_seconds(n, peaks) / roofline_seconds(n, peaks) for n in wasteful)
     how = f"modelled: roofline of the {peaks.source}"
     if case.times.is_measured:
         how = f"predicted: {case.times.provenance}, the part of it {how}"
@@ -182,7 +183,7 @@ def _frozen_parameters(trace: Trace, node: fx.Node) -> list[str]:
 
 
 def growing_graphs(case: Case) -> Iterator[Finding]:
-    """A sum over steps, mostly of losses, that was not detached."""
+    """A sum or a list over steps, mostly of losses, that were not detached."""
     known = case.program.environment
     if GROWING not in known:
         return
@@ -190,7 +191,7 @@ def growing_graphs(case: Case) -> Iterator[Finding]:
     yield from case.finding(
         "growing-graph",
         "medium",
-        "a sum over steps keeps the graph of every step",
+        f"a {'list' if '.append(' in known[SHRUNK] else 'sum'} over steps keeps the graph of every step",
         (("graph of a step", counted(len(graph), "node")),),
         (),
         known[GROWING],

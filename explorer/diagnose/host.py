@@ -3,6 +3,7 @@ kernels, each of which the GPU is done with before the host has launched the nex
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,12 +17,12 @@ from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
 from tracefuse.optimizers.ops import does_work, grouped, producer
 from tracefuse.optimizers.trace import human_bytes, is_on_gpu, line_of, origin
-from tracefuse.recording.host_reads import COPY, Kind, Stop
+from tracefuse.recording.host_reads import BRANCH, COPY, PLACE, HostRead, Kind, Stop
 from tracefuse.tables.folding import work
 from tracefuse.text import share_text, time_text
 
 _FIX: dict[Kind, str] = {
-    "number": "keep it a tensor (torch.where instead of if), or read it once every many steps",
+    "number": "read it once every many steps, or keep it a tensor (`total += loss.detach()`)",
     "check": "`validate_args=False` where the distribution is made, or once, before training, "
     "`torch.distributions.Distribution.set_default_validate_args(False)`",
     "print": "print once every many steps, or collect what is to be printed detached and print it at the end",
@@ -30,10 +31,26 @@ _FIX: dict[Kind, str] = {
     "copy": 'copy into pinned memory with .to("cpu", non_blocking=True) and read it after the step, or not every step',
 }
 
+_OF_A_BRANCH = "keep it a tensor (torch.where instead of if), or read it once every many steps"
+_OF_A_PLACE = (
+    "index by the tensor itself, all places at once (`data[i[:, None] + torch.arange(length)]`), or make places and "
+)
+_OF_A_PLACE += (
+    "sizes in Python; `.tolist()` is one wait for all of them; what lies on the CPU there too makes nobody wait"
+)
+_OF_A_SCALER = (
+    "a `GradScaler` reads here whether gradients are finite: make the optimizer with `fused=True`, which skips such a step by "
+    "itself (Adam, AdamW, SGD, Adagrad), or leave the scaler out where autocast is to bfloat16, which needs none"
+)
+_READS = re.compile(r"\b(item|tolist|float|int|bool)\(")
+_IF = re.compile(r"\b(if|elif|while|assert)\b")
+_ON_DEVICE = "`torch.full` or `torch.arange` with `device=`; a batch: `torch.from_numpy(…)`, pinned, and "
+_ON_DEVICE += "`.to(device, non_blocking=True)`"
+_IN_A_FUNCTION = f"make it once, before the steps, and hand it in; what changes is made on the device: {_ON_DEVICE}"
+
 _MADE: dict[Kind, str] = {
     "constant": "make it once, in `__init__`: `self.register_buffer(…)`, which `model.to(device)` moves; what changes is made "
-    "on the device: `torch.full` or `torch.arange` with `device=`; a batch: `torch.from_numpy(…)`, pinned, and "
-    "`.to(device, non_blocking=True)`",
+    f"on the device: {_ON_DEVICE}",
     "index": "make a tensor of it once, before the lines that read by it: `torch.as_tensor(index, device=…)`; "
     "`torch.randperm` and `torch.arange` with `device=` need no numbers of Python's; a slice copies nothing",
 }
@@ -71,7 +88,15 @@ def _waited(case: Case, on_gpu: bool) -> list[Stop]:
 def constants_from_the_host(case: Case) -> Iterator[Finding]:
     """Numbers of which Python makes a tensor in every step, a line a finding."""
     on_gpu = is_on_gpu(case.trace)
-    made = [one for one in _waited(case, on_gpu) if one.read.kind in _MADE and not one.in_backward]
+    moved = {line_of(n) for n in case.trace.ops if work(n) == "device copy"} if on_gpu else set[str]()
+    made = [
+        one
+        for one in case.program.stops
+        if one.read.kind in _MADE
+        and not one.in_backward
+        # What lies on the CPU beside a GPU's program makes the host wait where it is moved.
+        and (not on_gpu or one.read.device.type != "cpu" or str(one.source or "") in moved)
+    ]
     for (at, kind), stops in grouped(made, lambda one: (str(one.source or ""), one.read.kind)).items():
         times = f"{len(stops)} times" if len(stops) > 1 else "once"
         what = "it" if kind == "index" else "Python's numbers"
@@ -82,11 +107,16 @@ def constants_from_the_host(case: Case) -> Iterator[Finding]:
             (("bytes", human_bytes(sum(stop.read.nbytes for stop in stops))), ("made", str(len(stops)))),
             (),
             at,
-            _MADE[kind],
+            _IN_A_FUNCTION if kind == "constant" and not _is_of_a_module(stops[0]) else _MADE[kind],
             "the GPU's idle time until the host has copied it and launched what follows: see the timeline"
             if on_gpu
             else "a copy to the GPU for which the host would wait; on a CPU the time of the Python",
         )
+
+
+def _is_of_a_module(stop: Stop) -> bool:
+    """Whether it is done in a module's `forward`, which has an `__init__` beside it."""
+    return stop.source is not None and stop.source.function.rpartition(".")[2] == "forward"
 
 
 def _stop(case: Case, at: str, stops: Sequence[Stop], on_gpu: bool) -> Iterator[Finding]:
@@ -96,19 +126,32 @@ def _stop(case: Case, at: str, stops: Sequence[Stop], on_gpu: bool) -> Iterator[
     evidence = [("reads", ", ".join(f"{how} ×{n}" if n > 1 else how for how, n in ways.items()))]
     evidence += [("bytes", human_bytes(read))] if read else []
     evidence += [("in the backward", str(late))] if (late := sum(s.in_backward for s in stops)) else []
-    does, where = ("makes", "") if on_gpu else ("would make", " on a GPU")
+    make, where = ("make" + "s" * (len(ways) == 1), "") if on_gpu else ("would make", " on a GPU")
     yield from case.finding(
         "host-sync",
         "medium" if on_gpu else "low",
-        f"{next(iter(ways))} {does} the host wait {times} a step{where}",
+        f"{' and '.join(ways)} {make} the host wait {times} a step{where}",
         evidence,
         (),
         at,
-        _FIX[stops[0].read.kind],
+        _OF_A_SCALER if _is_of_a_scaler(case, stops[0], at) else _remedy(stops[0].read, at),
         "the GPU's idle time until the host has launched what follows: see the timeline"
         if on_gpu
         else "nothing on a CPU; on a GPU the host would wait",
     )
+
+
+def _is_of_a_scaler(case: Case, stop: Stop, at: str) -> bool:
+    """Whether torch reads a number in a line that steps an optimizer, and that reads none itself: no optimizer does so."""
+    stepped = () if case.program.update is None else case.program.update.stepped
+    return stop.read.kind == "number" and not _READS.search(at) and any(one.source == stop.source for one in stepped)
+
+
+def _remedy(read: HostRead, at: str) -> str:
+    """What to write instead, by how the line `at` reads."""
+    if read.how == BRANCH or (read.kind == "number" and _IF.search(at)):
+        return _OF_A_BRANCH
+    return _OF_A_PLACE if read.how == PLACE else _FIX[read.kind]
 
 
 # --- loops ------------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def casts_of_weights(case: Case) -> Iterator[Finding]:
             ("casts", f"{len(forward)} in the forward, {len(backward)} of gradients"),
         ),
         [*forward, *backward],
-        forward[0],
+        _moving_most(forward),
         f"keep the model in {dtype(forward[0])} with a master copy in the optimizer, or cast once for several forwards",
         us,
         fixes=(Fix("as cast", f"{_parameters(len(held))} held as {dtype(forward[0])}", held),) if held else (),
@@ -82,7 +82,7 @@ def concatenations(case: Case) -> Iterator[Finding]:
             f"{_count(nodes)} {human_bytes(sum(map(nbytes, nodes)))} in the {half}",
             (("moved", human_bytes(sum(map(bytes_moved, nodes)))), ("the largest", max(nodes, key=nbytes).name)),
             nodes,
-            nodes[0],
+            _moving_most(nodes),
             "let the producers write into one buffer: `cat` with `fuse` does",
             us,
             {"cat": True, "fuse": True},
@@ -104,13 +104,13 @@ def _count(cats: Sequence[fx.Node]) -> str:
 def unfused_pointwise(case: Case) -> Iterator[Finding]:
     """Pointwise ops and reductions that run one by one: each reads and writes what the next one reads again."""
     nodes, us = one_by_one(case), spared_by_kernels(case)
-    if case.severity(us) is not None and len(nodes) > 1:
+    if len(nodes) > 1 and case.us(nodes) > 0:
         folds = folded_paths(case.trace)
         module, share = _largest_part(case, nodes, lambda n: name_of(n, folds))
         at, _ = _largest_part(case, nodes, line_of)
         yield from case.finding(
             "unfused-pointwise",
-            "low",  # every eager program has some: a remark, and no error
+            case.severity(us) and "low",  # every eager program has some: a remark, and no error
             f"{len(nodes)} pointwise ops and reductions run as kernels of their own",
             (
                 ("moved", human_bytes(sum(map(bytes_moved, nodes)))),
@@ -177,6 +177,12 @@ def _odd_width(node: fx.Node) -> tuple[int, int] | None:
     if wide is None:
         return None
     return max((a, b) for a, b in zip(dims_of(node), wide, strict=True) if a != b)
+
+
+def _moving_most(nodes: Sequence[fx.Node]) -> str:
+    """The line whose ops read and write most, whatever they were measured to take."""
+    of_lines = grouped(nodes, line_of)
+    return max(of_lines, key=lambda line: sum(map(bytes_moved, of_lines[line])))
 
 
 def _largest_part(case: Case, nodes: Sequence[fx.Node], of: Callable[[fx.Node], str]) -> tuple[str, float]:

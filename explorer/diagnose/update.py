@@ -9,15 +9,16 @@ from torch import fx
 
 from tracefuse.assembly.program import Stepped
 from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Fix, Severity
+from tracefuse.measure.launches import HOST_US, MEASURED
 from tracefuse.optimizers.costs.cost import bytes_moved
-from tracefuse.optimizers.ops import does_work, grouped, op_name
-from tracefuse.optimizers.trace import Trace, human_bytes, line_of, nbytes, origin
-from tracefuse.text import counted, share_text
+from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
+from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin
+from tracefuse.text import counted, share_text, time_text
 
 MOST_LINES = 3  # of the update that are told with their shares
 _LESS_STILL = "accumulate gradients over more micro-batches, or keep less state for each parameter"
 _LESS = (
-    "accumulate gradients over more micro-batches, keep less state for each parameter, or switch on the pass "
+    "accumulate gradients over more micro-batches, keep less state for each parameter, or {}switch on the pass "
     "`optimizer_step`, which clips, updates and averages in a few launches"
 )
 
@@ -33,15 +34,20 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
         if any(name.startswith("aten._fused_") for name in called):
             continue
         us, least, moved = update.us(nodes), _least_bytes(update.trace, nodes), sum(map(bytes_moved, nodes))
-        spared_us = _spared_us(update, nodes)
-        by_lists = sum("_foreach_" not in name for name in called) <= len(step.group_of)
+        spared_us, launches = _spared_us(update, nodes), HOST_US * len(nodes)
+        alone = sum("_foreach_" not in name for name in called)
+        by_lists = alone < len(called) and alone <= len(step.group_of)
+        # Kernels of small tensors take longer to launch than to run, which bytes alone do not tell. On a CPU, which has none,
+        # one op for each parameter is no more calls than a fused one makes loops.
+        is_spared = not by_lists and (is_on_gpu(update.trace) or len(nodes) > len(step.group_of))
+        is_slow_to_launch = is_spared and update.severity(launches - us) is not None
         how = "list by list" if by_lists else "tensor by tensor"
         if not nodes:
             continue
         whose = f" for {counted(len(step.group_of), 'parameter')}" if step.group_of else ""  # which it has is not known
         yield from update.finding(
             "optimizer-not-fused",
-            update.severity(spared_us),
+            update.severity(spared_us) or ("low" if is_slow_to_launch else None),
             f"{step.kind} computes {how}: {counted(len(nodes), 'op')}{whose}",
             (
                 ("share", f"{share_text(us, update.step_us)} of the step"),
@@ -49,9 +55,10 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
             ),
             nodes,
             nodes[0],
-            _fix(step, by_lists),
+            _fix(step, by_lists, _where(update.trace)),
             spared_us,
             {"optimizer_step": True},
+            f"{{}}; the host launches {len(nodes)} ops, {time_text(launches)}: {MEASURED}",
         )
 
 
@@ -63,15 +70,20 @@ def _is_op(node: fx.Node) -> bool:
 def _least_bytes(update: Trace, nodes: Sequence[fx.Node]) -> int:
     """What of outside these ops read, once, and what of their results is left, once."""
     own = set(nodes)
-    before = {a for n in update.ops for a in n.all_input_nodes if n in own and a.op == "placeholder"}
+    before = {a for n in nodes for a in n.all_input_nodes if producer(a) not in own}
     written = {out.of for out in update.outputs if out.kind == "mutation"}
     return sum(nbytes(one) * (1 + (one.name in written)) for one in before)
 
 
-def _fix(step: Stepped, by_lists: bool) -> str:
+def _where(update: Trace) -> str:
+    """What is said before the pass `optimizer_step`, whose kernels run on a GPU: on a CPU it makes an update slower."""
+    return "" if is_on_gpu(update) else "on a GPU "
+
+
+def _fix(step: Stepped, by_lists: bool, where: str) -> str:
     kind = getattr(torch.optim, step.kind, None)
     options = set(getattr(getattr(kind, "__init__", None), "__annotations__", ()))
-    passes = "switch passes on: the pass `optimizer_step` makes one launch of equal ops"
+    passes = f"{where}switch passes on: the pass `optimizer_step` makes one launch of equal ops"
     if "fused" in options:
         return f"make {step.kind} with `fused=True`, or {passes}"
     lists = "; `foreach=True`, the default on a GPU, spares launches, and no bytes"
@@ -117,7 +129,7 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
         nodes,
         at,
-        _LESS if all(map(_is_op, nodes)) else _LESS_STILL,
+        _LESS.format(_where(case.trace)) if all(map(_is_op, nodes)) else _LESS_STILL,
         us,
         {"optimizer_step": True},
         "part of {}",

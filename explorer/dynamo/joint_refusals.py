@@ -99,14 +99,17 @@ def _name_of(desc: Any, inputs: Sequence[GraphInput]) -> str | None:
 
 
 def _symbols(node: fx.Node, inputs: Sequence[GraphInput]) -> str | None:
-    if node.op == "output" or is_object(node) or _is_static(node.meta.get("val")):
+    desc = whole(node.meta.get("desc"))
+    # A gradient that comes in has the sizes of a result, which some op or another input makes.
+    if node.op == "output" or isinstance(desc, TangentAOTInput) or is_object(node) or _is_static(node.meta.get("val")):
         return None
     if node.op != "placeholder":
         return (
-            f"the size of {_called(node)} depends on numbers: let dynamo leave it to Python "
-            "(torch._dynamo.config.capture_dynamic_output_shape_ops and capture_scalar_outputs are False by default)"
+            f"{node.target}{where(noted_source(node))} has a size that depends on data, and a trace knows all sizes: let "
+            "torch break the graph there, with no fullgraph=True, and capture_dynamic_output_shape_ops and "
+            "capture_scalar_outputs of torch._dynamo.config False, as they are by default"
         )
-    name = _SIZE.sub("", _name_of(node.meta.get("desc"), inputs) or node.name)
+    name = _SIZE.sub("", _name_of(desc, inputs) or node.name)
     return (
         f"its input {name} has sizes that are symbols, or is a number that varies: compile with dynamic=False, which compiles "
         "each size anew, and mark no dimension (torch._dynamo.mark_dynamic)"

@@ -105,18 +105,19 @@ class Symbols:
         return [tuple(int(one) for one in at) for at in found if all(one.is_Integer for one in at)]  # type: ignore[arg-type]
 
 
-def symbols_of(module: fx.GraphModule, floats: Sequence[int]) -> Symbols | None:
-    """The symbols of a graph that takes Python floats at the positions `floats`, which are known when it is called; None where
-    one is not an argument's size, or where something is no polynomial of them."""
+def symbols_of(module: fx.GraphModule, floats: Sequence[int], counts: Sequence[int]) -> Symbols | None:
+    """The symbols of a graph that takes Python floats at the positions `floats` and integers that are no sizes at `counts`,
+    which are known when it is called; None where one is not an argument's size, or something is no polynomial of them."""
     found: dict[sympy.Symbol, tuple[int, int | None]] = {}
     placeholders = module.graph.find_nodes(op="placeholder")
     read = [user.meta.get("example_value") for at in floats for user in placeholders[at].users]
+    read += [placeholders[at].meta.get("example_value") for at in counts]
     known = set().union(*(number.node.expr.free_symbols for number in _numbers(read)))
     for at, node in enumerate(placeholders):
         value = node.meta.get("example_value")
         sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
         for dim, size in sizes:
-            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol) and at not in counts:
                 found.setdefault(size.node.expr, (at, dim))
     numbers = {number.node.expr for node in module.graph.nodes for number in _numbers(node.meta.get("example_value"))}
     for one in numbers:

@@ -9,8 +9,9 @@ On a CPU, where three of these programs differ in one size alone, they tell of o
 second: `tracefuse.dynamo.other_sizes`.
 
 A Python float of a module, such as a scale, is a tensor `f` of the CPU that dynamo made, whose number varies for all that is
-known. A call of known sizes and numbers costs a look at them. Of a graph, `MOST_SIZES` programs are traced, for at most
-`MOST_NUMBERS` different numbers; other calls run as they came, op by op.
+known, and an integer that is no size, such as how far a text has come, is a symbol. A call of known sizes and numbers costs
+a look at them. Of a graph, `MOST_SIZES` programs are traced, for at most `MOST_NUMBERS` different numbers; other calls run as
+they came, op by op.
 
 Private: `_dynamo_source` of a placeholder, seen on torch 2.11, 2.13 and 2.15.
 """
@@ -24,13 +25,16 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from tracefuse.dynamo.differentiable import Places
 from tracefuse.dynamo.halves import Halves
 from tracefuse.dynamo.other_sizes import OtherSizes, Traced
+from tracefuse.errors import OptionError
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.optimizers.passes import OUT_OF_MEMORY
 from tracefuse.recording.frames import tell_user
 
 MANY_SIZES = 16
@@ -40,7 +44,7 @@ MOST_SIZES = 128
 MOST_RESIZED = 1024
 """Programs that are kept of sizes that were not traced: none has a kernel of its own to compile."""
 MOST_NUMBERS = 4
-"""Different numbers beside sizes that they are compiled for: a number that is another one in each call is no size."""
+"""Different numbers beside sizes that they are compiled for: one that changes in each call would be compiled for ever."""
 
 Run = Callable[..., Sequence[Any]]
 Compile = Callable[[fx.GraphModule, Sequence[Any], bool], tuple[Run, tuple[Halves, Places] | None]]
@@ -59,18 +63,27 @@ def has_symbols(value: Any) -> bool:
 
 
 def varying_sizes(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
-    """The positions of the graph's inputs that are tensors with sizes that vary, or such sizes; () where there are none, or
-    where a number varies that is no size, such as a count of calls, of which no two need be alike; nor where there are nested
-    tensors, nor in the backward of compiled autograd, which takes lists."""
+    """The positions of the graph's inputs that are tensors with sizes that vary, or integers that do; () where there are none,
+    nor where there are nested tensors, nor in the backward of compiled autograd, which takes lists."""
     if any(isinstance(one, (list, tuple)) or getattr(one, "is_nested", False) for one in examples):
         return ()
-    values = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
-    found = [one if has_symbols(one) else example for one, example in zip(values, examples, strict=True)]
-    symbols = set().union(*(free_symbols(one) for one in found if isinstance(one, torch.Tensor)))
-    numbers = [one for one in found if isinstance(one, SYMBOLS)]
-    if any(not isinstance(one, torch.SymInt) or not free_symbols(one) <= symbols for one in numbers):
+    found = _as_dynamo_sees(module, examples)
+    if any(isinstance(one, (torch.SymFloat, torch.SymBool)) for one in found):
         return ()
     return tuple(at for at, one in enumerate(found) if has_symbols(one))
+
+
+def counts(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
+    """The positions of the graph's inputs that are integers which no tensor's size tells, such as how far a text has come."""
+    found = _as_dynamo_sees(module, examples)
+    told = set().union(*(free_symbols(one) for one in found if isinstance(one, torch.Tensor)))
+    return tuple(at for at, one in enumerate(found) if isinstance(one, torch.SymInt) and not free_symbols(one) <= told)
+
+
+def _as_dynamo_sees(module: fx.GraphModule, examples: Sequence[Any]) -> list[Any]:
+    """What the graph's inputs are, with symbols where they vary."""
+    values = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+    return [one if has_symbols(one) else example for one, example in zip(values, examples, strict=True)]
 
 
 def floats(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
@@ -91,12 +104,14 @@ def _is_float(example: Any) -> bool:
 @dataclass
 class BySize:
     """The graph `module`, whose inputs at `positions` vary, as a function: `compile` makes a program of it for the sizes that
-    it is called with."""
+    it is called with, and for its `floats` and `counts`."""
 
     module: fx.GraphModule
     positions: tuple[int, ...]
     floats: tuple[int, ...]
+    counts: tuple[int, ...]
     compile: Compile
+    refuse: Callable[[Exception, Sequence[Any]], None]
     others: OtherSizes | None = None
     seconds: float = 0.0
     known: dict[Hashable, Run] = field(default_factory=dict)
@@ -104,12 +119,19 @@ class BySize:
     numbers: set[tuple[str, ...]] = field(default_factory=set)
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
-        numbers = tuple(arguments[at].item().hex() for at in self.floats)  # -0.0 is another one than 0.0, NaN is itself
+        numbers = self._numbers(arguments)
         key = numbers, _key([arguments[at] for at in self.positions])
         run = self.known.get(key) or self.resized.get(key)
         if run is None:
             run = self._resized(key, numbers, arguments) or self._made(key, numbers, arguments)
         return run(*arguments)
+
+    def _numbers(self, arguments: Sequence[Any]) -> tuple[str, ...]:
+        """The numbers that are no sizes. -0.0 is another one than 0.0, and NaN is itself."""
+        return (
+            *(arguments[at].item().hex() for at in self.floats),
+            *(str(arguments[at]) for at in self.counts),
+        )
 
     def _resized(self, key: Hashable, numbers: tuple[str, ...], arguments: Sequence[Any]) -> Run | None:
         """What the programs at other sizes tell of this one; None where they do not."""
@@ -149,18 +171,28 @@ class BySize:
         self.numbers.add(numbers)
         start = time.perf_counter()
         with uncollected(), torch.random.fork_rng(_gpus(arguments)):
-            run = self.known[key] = self._compiled(arguments)
+            run = self.known[key] = self._compiled_or_not(arguments)
         self.seconds += time.perf_counter() - start
         if len(self.known) in (MANY_SIZES, MOST_SIZES):
             tell_user(self._many())
         return run
 
+    def _compiled_or_not(self, arguments: Sequence[Any]) -> Run:
+        """What runs the graph: op by op where it cannot be compiled for these sizes, which `refuse` tells."""
+        try:
+            return self._compiled(arguments)
+        except (*OUT_OF_MEMORY, OptionError, TorchDynamoException):
+            raise
+        except Exception as reason:
+            self.refuse(reason, arguments)
+            return self.module.forward
+
     def _compiled(self, arguments: Sequence[Any]) -> Run:
         graph, returned = specialised(self.module, arguments, self.positions, self.floats)
         tensors = self._tensors(arguments)
         run, made = self.compile(graph, tensors, not self.known)
-        numbers = tuple(arguments[at].item().hex() for at in self.floats)
-        if self.others is not None and made is not None and (kind := self._kind(numbers, arguments)) is not None:
+        kind = self._kind(self._numbers(arguments), arguments)
+        if self.others is not None and made is not None and kind is not None:
             self.others.note(Traced(self.others.symbols.sizes(arguments), kind, returned, *made))
         return _with_numbers(run, self._left_out(arguments), returned)
 
@@ -172,8 +204,8 @@ class BySize:
 
 
 VARIES = (
-    "a graph of this model runs op by op for some calls, without tracefuse: a float that it reads is another one in each "
-    "call. Make it a tensor (`register_buffer`), or compile with dynamic=False."
+    "a graph of this model runs op by op for some calls, without tracefuse: a Python number that it reads is another one in "
+    "each call. Make it a tensor (`register_buffer`, `torch.tensor(step)`)."
 )
 
 
@@ -217,7 +249,8 @@ def specialised(
             if hasattr(node, "_dynamo_source"):
                 new[node]._dynamo_source = node._dynamo_source
     results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
-    returned = _numbers_among(module, results, arguments)
+    known = {user: new[placeholders[at]] for at in floats for user in placeholders[at].users}
+    returned = _numbers_among(module, results, arguments, known)
     left = [one for at, one in enumerate(results) if at not in returned]
     graph.output(fx.node.map_arg(tuple(left), new.__getitem__))
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or not _is_number(node))
@@ -231,15 +264,17 @@ def _is_number(node: fx.Node) -> bool:
     return isinstance(node.meta.get("example_value"), (int, float, *SYMBOLS))
 
 
-def _numbers_among(module: fx.GraphModule, results: Sequence[Any], arguments: Sequence[Any]) -> dict[int, Any]:
-    """The results that are numbers, by position."""
+def _numbers_among(
+    module: fx.GraphModule, results: Sequence[Any], arguments: Sequence[Any], known: Mapping[fx.Node, Any]
+) -> dict[int, Any]:
+    """The results that are numbers, by position, where some nodes' values are `known`."""
     found = {at: one for at, one in enumerate(results) if not isinstance(one, fx.Node) and one is not None}
     wanted = {at: one for at, one in enumerate(results) if isinstance(one, fx.Node) and _is_number(one)}
     if wanted:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes = [mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in arguments]
         with mode:
-            values = fx.Interpreter(module).run(*fakes)
+            values = fx.Interpreter(module).run(*fakes, initial_env=dict(known))
         found |= {at: values[at] for at in wanted}
     return found
 

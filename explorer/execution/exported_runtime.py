@@ -291,16 +291,16 @@ def check():
     for label, ours in optimised.items():
         reference = captured[label]
         relative, greatest = distances(ours, reference)
-        tolerance = max(TOLERANCE.get(dtype, 0.0) for dtype in (ours.dtype, COARSEST))
-        tolerance = max(tolerance, ROUNDINGS * usual)
-        if math.isfinite(by_rounding[label]):
-            tolerance = max(tolerance, ROUNDINGS * by_rounding[label])
+        of_dtype = max(TOLERANCE.get(dtype, 0.0) for dtype in (ours.dtype, COARSEST))
+        rounding = max(usual, by_rounding[label] if math.isfinite(by_rounding[label]) else 0.0)
+        tolerance = max(of_dtype, ROUNDINGS * rounding)
         # A gradient that is zero but for rounding, as of a bias before a batch norm, differs by as much as it is.
         share = max(NOISE.get(dtype, 0.0) for dtype in (ours.dtype, COARSEST))
         noise = share * largest if label.startswith("gradient of") else 0.0
         is_noise = max(greatest, magnitude(reference)) <= noise
         good = (math.isfinite(relative) and relative <= tolerance) or greatest <= 1e-12 or is_noise
-        line = f"{label:60s} relative difference {relative:.1e}, allowed {tolerance:.0e}"
+        why = f": rounded inputs change it by {rounding:.0e}" if tolerance > of_dtype else ""
+        line = f"{label:60s} relative difference {relative:.1e}, allowed {tolerance:.0e}{why}"
         (near if good else far).append((relative / (tolerance or 1.0), line))
     for _, line in far:
         print(f"BAD  {line}")

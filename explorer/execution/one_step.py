@@ -13,7 +13,7 @@ from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.ops import arguments
-from tracefuse.optimizers.trace import Output, Trace, origin
+from tracefuse.optimizers.trace import Output, Trace, line_of, origin
 from tracefuse.text import counted
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def check_one_step(variant: Optimised) -> None:
             "the program computes with meta tensors, which hold no numbers: it is shown, and neither compiled, measured nor "
             "exported. For that, capture it with its model and inputs on the CPU or a GPU."
         )
-    _check_dropout(variant.trace)
+    _check_recurrent(variant.trace)
     backward = variant.backward
     late = computed_from_gradients(backward)
     if is_second_order(backward):
@@ -70,9 +70,16 @@ def check_one_step(variant: Optimised) -> None:
         )
 
 
-def _check_dropout(trace: Trace) -> None:
-    """Raises `ExportError` for recurrent nets of cuDNN's in training that drop out between their layers."""
+def _check_recurrent(trace: Trace) -> None:
+    """Raises `ExportError` for recurrent nets of oneDNN's with a backward, and for those of cuDNN's that drop out."""
     for node in trace.ops:
+        if node.target is aten.mkldnn_rnn_layer_backward.default:
+            raise ExportError(
+                f"oneDNN computes {node.name} ({line_of(node)}) from a workspace that its forward hands to autograd alone: "
+                "this step is shown, and neither compiled, measured nor exported. For that, capture it inside `with "
+                "torch.backends.mkldnn.flags(enabled=False):`, or call `torch.backends.mkldnn.set_flags(False)` in a cell "
+                "before it."
+            )
         given = arguments(node) if node.target is aten._cudnn_rnn.default else {}
         if given and given["train"] and given["dropout"] != 0:
             is_packed = bool(given["batch_sizes"])

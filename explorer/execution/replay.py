@@ -16,6 +16,8 @@ from tracefuse.device.environment import as_it_ran
 from tracefuse.errors import ReplayError
 from tracefuse.optimizers.trace import Trace, origin, val
 
+aten = torch.ops.aten
+
 
 def replay(
     trace: Trace,
@@ -73,6 +75,9 @@ def _run(node: fx.Node, values: dict[fx.Node, Any], rng_states: Sequence[torch.T
     try:
         if written is not None and node.target is written.twin and _is_as_recorded(node, args[0]):
             return written.again(args[0], args[1:], kwargs)
+        if node.target is aten.mkldnn_rnn_layer.default:
+            with torch.enable_grad():  # without, it keeps what its backward reads to itself
+                return node.target(*map(_detached, args), **kwargs)
         if state is None or not rng_states:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         return draw_from(rng_states[state], node.target, args, kwargs)
@@ -80,6 +85,10 @@ def _run(node: fx.Node, values: dict[fx.Node, Any], rng_states: Sequence[torch.T
         source = origin(node).source
         where = f" ({source})" if source else ""
         raise ReplayError(f"{node.format_node()}{where} raised: {error}") from error
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _is_as_recorded(node: fx.Node, first: torch.Tensor) -> bool:

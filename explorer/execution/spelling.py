@@ -3,8 +3,9 @@
 `torch.ops.aten.view.default(x, [32, 64])` turns its arguments into values of TorchScript and matches them with a schema at
 each call; `x.view(32, 64)` is bound to the operator. Views do nothing on a GPU, and are work for the host all the same.
 
-Under autocast each weight and bias is cast by itself where it is used. Those that follow one another are cast by one launch
-instead, at the first of them, as long as no more than `AHEAD` bytes are there earlier than they are needed.
+Under autocast each weight and bias is cast by itself where it is used. Where no kernel casts them all (`fuse.casts`), those
+that follow one another are cast by one launch instead, at the first of them, as long as no more than `AHEAD` bytes are there
+earlier than they are needed.
 
 Private names: `torch._foreach_copy_`, what torch's own optimizers use. Seen on torch 2.11, 2.13 and 2.15.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import fx
 
+from tracefuse.optimizers.fuse.casts import AHEAD
 from tracefuse.optimizers.kernels.lists import overwritten
 from tracefuse.optimizers.render import literal, render_op
 from tracefuse.optimizers.trace import Trace, nbytes, val
@@ -53,10 +55,6 @@ FUNCTIONS = {
 """Functions `torch.NAME` with the same arguments."""
 
 _CAST = {"dtype", "memory_format"}
-
-AHEAD = 16 << 20
-"""Bytes of casts that may be made with the first of them: the weights of a layer of a small model, too little for a large
-one to notice."""
 
 CAST_ALL = '''def cast_all(tensors, dtype):
     """Copies of the tensors in another dtype, by one launch for all."""

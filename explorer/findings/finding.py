@@ -25,6 +25,8 @@ from tracefuse.text import share_text, time_text
 Severity = Literal["high", "medium", "low"]
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
 HIGH, MEDIUM, LOW = 0.2, 0.05, 0.01
+IN_LIBRARY = "in the library"
+"""The evidence that is a library's line, where the finding is told at the line of the project's that called it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Finding:
 
     `bars` are parts of the time of what it is about, one after another: they add up to that. `fixes` are what
     `Variant.try_fix` can measure, the best first. `mended` says which passes of a configuration mend it already and what is
-    left, `mended_by` are their names, `is_mended` says that nothing is left."""
+    left, `mended_by` are their names, `is_mended` says that nothing is left. `is_below` marks one whose share of the step is
+    too small to be told: it is counted."""
 
     id: str
     severity: Severity
@@ -89,6 +92,7 @@ class Finding:
     worth_share: float | None = None
     left: str = ""
     left_share: float | None = None
+    is_below: bool = False
 
     def __post_init__(self) -> None:
         if self.id not in KINDS:
@@ -189,20 +193,19 @@ class Case:
         worth_share: float | None = None,
         **more: Any,
     ) -> Iterator[Finding]:
-        """The finding about `ops`, none without a `severity`. `at` is its line, or the op whose line it is. `worth` is in
-        microseconds of the step, told within `said`, or in words, of which `kind`, `worth_us` and `worth_share` are those of
-        their time."""
-        if severity is None:
-            return
+        """The finding about `ops`; without a `severity` one that is only counted, if it is worth any time. `at` is its line,
+        or the op whose line it is. `worth` is in microseconds of the step, told within `said`, or in words, of which `kind`,
+        `worth_us` and `worth_share` are those of their time."""
         if not isinstance(worth, str):
             worth_us, worth, kind = worth, self.worth(worth), self.times.kind
             worth_share = worth_us / self.step_us if self.step_us else None
         source = at if isinstance(at, str) else line_of(at)
+        if severity is None and max(worth_us or 0.0, worth_share or 0.0) <= 0:
+            return
         values, worth = tuple(node.name for node in ops), said.format(worth)
         numbers = {"worth_us": worth_us, "worth_share": worth_share}
-        yield Finding(
-            id, severity, title, tuple(evidence), values, source, fix, worth, changes, kind, **numbers, **more
-        )
+        more |= numbers | {"is_below": severity is None}
+        yield Finding(id, severity or "low", title, tuple(evidence), values, source, fix, worth, changes, kind, **more)
 
     def severity(self, us: float, of_us: float | None = None) -> Severity | None:
         """By the share of the step, or of `of_us`; None for less than deserves a word."""

@@ -100,7 +100,7 @@ KINDS: dict[str, Kind] = {
     "gradient-of-data": Kind("Every backward computes the gradient of data.", ("freeze",)),
     "gradient-dropped": Kind("The backward computes gradients and drops them."),
     "gradient-unread": Kind("An op of the backward computes a gradient that nothing reads.", ("freeze",)),
-    "growing-graph": Kind("A sum over steps keeps the graph of every step.", in_the_line=True),
+    "growing-graph": Kind("A sum or a list over steps keeps the graph of every step.", in_the_line=True),
     "frozen-weight-gradient": Kind("The backward computes the gradient of a frozen parameter.", ("freeze",)),
     # Launches.
     "loop-of-small-kernels": Kind(

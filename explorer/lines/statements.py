@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -33,6 +34,14 @@ def added(statement: ast.stmt | None) -> Added | None:
         return None
     is_behind = ast.unparse(left) != name
     return Added(name, left if is_behind else right, is_behind)
+
+
+def appended(statement: ast.stmt, name: str) -> ast.expr | None:
+    """What `name.append(x)` puts behind the others, where it is no number and not detached; None for another statement."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or len(call.args) != 1 or ast.unparse(call.func) != f"{name}.append":
+        return None
+    return None if re.search(r"\b(item|detach|float)\(", ast.unparse(call.args[0])) else call.args[0]
 
 
 def statements_at(source: Source) -> list[ast.stmt]:

@@ -9,7 +9,15 @@ from torch import fx
 
 from tracefuse.device.target import memory_bytes
 from tracefuse.findings.finding import Case, Finding, Fix
-from tracefuse.lint.facts import behind, line_saying, module_and_function, numbering, ran_in_place, users_of
+from tracefuse.lint.facts import (
+    behind,
+    dropped_before,
+    line_saying,
+    module_and_function,
+    numbering,
+    ran_in_place,
+    users_of,
+)
 from tracefuse.lint.spared import with_kernels
 from tracefuse.measure.launches import HOST_US
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
@@ -119,7 +127,8 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
     memory = memory_bytes(case.program.environment.get("device"))
     if peak > memory or not us:
         return
-    share = us / case.us(case.own_ops)
+    forward = [n for n in case.trace.ops if does_work(n) and not origin(n).autograd and case.half[n] == "forward"]
+    share = us / case.us(forward)
     best = max(again, key=lambda n: case.us([n]) / max(nbytes(of[n]), 1))
     yield from case.finding(
         "checkpoint-not-needed",
@@ -146,10 +155,12 @@ def needless_checkpoints(case: Case) -> Iterator[Finding]:
 
 def _recomputed(case: Case) -> tuple[list[fx.Node], Mapping[fx.Node, fx.Node]]:
     """What autograd's engine ran once more of the forward, and the forward's op of each."""
-    numbers = numbering(case)
+    numbers = numbering(case, by_checkpoints=True)
     first: dict[int, fx.Node] = {}
     of: dict[fx.Node, fx.Node] = {}
     for node in case.trace.ops:
+        if dropped := dropped_before(node):
+            first.setdefault(numbers.of[dropped], dropped)
         if not does_work(node) or is_allocation(node):
             continue
         if not origin(node).autograd and case.half[node] == "forward":

@@ -33,7 +33,7 @@ def casts_back_and_forth(case: Case) -> Iterator[Finding]:
         casts = [n for trip in group for n in (trip[0], trip[-1])]
         between = list(dict.fromkeys(n for trip in group for n in trip[1:-1]))
         # In half precision each op between moves half of its bytes.
-        us = case.us(with_backward(case, casts)) + case.us(with_backward(case, between)) / 2
+        us = case.us(_both_ways(case, casts)) + case.us(with_backward(case, between)) / 2
         half = dtype(casts[-1])
         remedy, fixes = _REMEDY[kind].format(half=half), _without_casts(case, casts, between)
         if is_chain:  # each op more that rounds to half precision loses digits: the casts may be meant
@@ -64,9 +64,14 @@ def _without_casts(case: Case, casts: Sequence[fx.Node], between: Sequence[fx.No
     """The program without the casts to float32, of gradients too. A norm in single ops would round otherwise then."""
     if any(packet_name(n) in _OF_NORMS for n in between) or _is_normalised(casts[0]):
         return ()
-    up = [n for n in with_backward(case, casts) if work(n) == "cast" and val(n).dtype == torch.float32]
+    up = [n for n in _both_ways(case, casts) if val(n).dtype == torch.float32]
     weights = parameters_of(case.trace).intersection(a for n in between for a in n.all_input_nodes)
     return (Fix("left out", f"{counted(len(up), 'cast')} left out", tuple(n.name for n in (*up, *weights))),)
+
+
+def _both_ways(case: Case, casts: Sequence[fx.Node]) -> list[fx.Node]:
+    """The casts and those of their gradients, without the sums of these, which autograd makes in their name."""
+    return [n for n in with_backward(case, casts) if work(n) == "cast"]
 
 
 def _spared_in_kernels(case: Case, group: Sequence[Sequence[fx.Node]]) -> float:
@@ -162,7 +167,9 @@ def casts_done_again(case: Case) -> Iterator[Finding]:
     again = [group for group in alike if len(group) > 1]
     for at, groups in grouped(again, lambda group: line_of(group[0])).items():
         more = [n for group in groups for n in group[1:]]
-        us = case.us(with_backward(case, more))
+        spared = _both_ways(case, more)
+        # Gradients are summed before they are cast then.
+        us = case.us(spared) + case.us([n for n in with_backward(case, more) if n not in spared]) / 2
         first = groups[0][0]
         yield from case.finding(
             "cast-again",
@@ -198,7 +205,7 @@ def logits_in_float32(case: Case) -> Iterator[Finding]:
     """Logits that a matmul made in half precision and that are cast to float32 as a whole for the loss."""
     casts = [n for n in case.own_ops if work(n) == "cast" and _is_of_logits(n)]
     for at, group in grouped(casts, line_of).items():
-        casts = with_backward(case, group)
+        casts = _both_ways(case, group)
         read = [r for n in group for r in _forward_readers(n)]
         losses = list(dict.fromkeys([*read, *(r for n in read for r in _forward_readers(n))]))
         # In half precision the loss, and its gradient, move half of their bytes.

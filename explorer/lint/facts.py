@@ -7,8 +7,10 @@ h.1.attn    mask = torch.ones(t, t).tril()      ones_2, tril_2      number 7: th
 from __future__ import annotations
 
 import linecache
+import operator
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,8 +22,10 @@ from tracefuse.findings.finding import Case
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
 from tracefuse.optimizers.ops import does_work, frozen, grouped, is_mutable, is_random, is_view, producer
+from tracefuse.optimizers.rewrite import evaluate
 from tracefuse.optimizers.trace import Trace, line_of, origin, tensors
 from tracefuse.recording.frames import is_installed
+from tracefuse.text import counted
 
 HALVES = (torch.float16, torch.bfloat16)
 _CASTS = re.compile(r"\.(float|double|half|bfloat16|to|type|type_as)\(|dtype\s*=|float32|upcast")
@@ -34,6 +38,13 @@ def with_backward(case: Case, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """The ops, and what autograd ran for them."""
     of = {origin(n).seq for n in nodes} - {None}
     return [*nodes, *(n for n in case.trace.ops if does_work(n) and origin(n).autograd and origin(n).seq in of)]
+
+
+def convolutions_of(nodes: Sequence[fx.Node]) -> str:
+    """How many convolutions these calls are, one for each weight: "2 convolutions", "1 convolution (2 calls)"."""
+    weights = {str(node.args[1]) for node in nodes}
+    calls = f" ({len(nodes)} calls)" if len(nodes) > len(weights) else ""
+    return f"{counted(len(weights), 'convolution')}{calls}"
 
 
 def parameters_of(trace: Trace) -> set[fx.Node]:
@@ -88,15 +99,15 @@ def longest_chain(trace: Trace, nodes: Iterable[fx.Node]) -> int:
 # --- equal values -----------------------------------------------------------------------------------------------------
 
 
-_numbered: WeakKeyDictionary[Trace, dict[bool, Numbering]] = WeakKeyDictionary()
+_numbered: WeakKeyDictionary[Trace, dict[tuple[bool, bool], Numbering]] = WeakKeyDictionary()
 
 
-def numbering(case: Case, by_gradient: bool = False) -> Numbering:
+def numbering(case: Case, by_gradient: bool = False, by_checkpoints: bool = False) -> Numbering:
     """The numbers of the case's values, given once for each trace: several detectors ask for them."""
-    known = _numbered.setdefault(case.trace, {})
-    if by_gradient not in known:
-        known[by_gradient] = Numbering(case.trace, case.program, by_gradient)
-    return known[by_gradient]
+    known, how = _numbered.setdefault(case.trace, {}), (by_gradient, by_checkpoints)
+    if how not in known:
+        known[how] = Numbering(case.trace, case.program, *how)
+    return known[how]
 
 
 class Numbering:
@@ -105,10 +116,14 @@ class Numbering:
     Buffers of the same name in modules that are alike (`h.*.attn.rotary.inv_freq`) count as equal where they hold the same
     numbers and the step does not write to them. Without the tensors of the program's inputs each buffer is its own.
     With `by_gradient` values are equal only where autograd computes the same gradients for them: `f` and `f.detach()` are one
-    value, and what a layer makes of them is not.
+    value, and what a layer makes of them is not. With `by_checkpoints` what a checkpoint computes again is equal where dropout
+    was: of an op in place it is the result, and `native_dropout_backward` gives the dropout that its mask was drawn for.
     """
 
-    def __init__(self, trace: Trace, program: CapturedProgram, by_gradient: bool = False) -> None:
+    def __init__(
+        self, trace: Trace, program: CapturedProgram, by_gradient: bool = False, by_checkpoints: bool = False
+    ) -> None:
+        self._by_checkpoints = by_checkpoints
         self._backward = _backward_of(trace) if by_gradient else {}
         self._known: dict[Hashable, int] = {}
         self.of: dict[fx.Node, int] = {}
@@ -125,7 +140,12 @@ class Numbering:
             self._number(node)
 
     def _number(self, node: fx.Node) -> None:
-        alone = is_random(node) or is_mutable(node) or ran_in_place(node) or is_allocation(node)
+        dropped = dropped_before(node) if self._by_checkpoints else None
+        if dropped is not None and self.of[dropped.args[0].args[0]] == self.of[node.args[0]]:  # type: ignore[union-attr, index]
+            self.of[node] = self.of[dropped]
+            return
+        is_written = ran_in_place(node) and not self._by_checkpoints
+        alone = is_random(node) or is_mutable(node) or is_written or is_allocation(node)
         same = (
             node.target,
             frozen(node.args, self._numbered),
@@ -141,6 +161,16 @@ class Numbering:
 
     def _give(self, node: fx.Node, key: Hashable) -> None:
         self.of[node] = self._known.setdefault(key, len(self._known))
+
+
+def dropped_before(node: fx.Node) -> fx.Node | None:
+    """The result of the `native_dropout` whose mask the op multiplies by, as a repeated one does (`assembly.draws`)."""
+    if node.target is not torch.ops.aten.native_dropout_backward.default:
+        return None
+    mask = node.args[1]
+    if not isinstance(mask, fx.Node) or producer(mask).target is not torch.ops.aten.native_dropout.default:
+        return None
+    return next((item for item in producer(mask).users if item.target is operator.getitem and item.args[1] == 0), None)
 
 
 def _backward_of(trace: Trace) -> Mapping[int | None, Hashable]:
@@ -179,6 +209,14 @@ def _holds_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 # --- where a change of layout would be noticed ------------------------------------------------------------------------
+
+
+def evaluated(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+    """What the op yields on fake tensors where `known` values stand for its operands; None where it cannot take them."""
+    try:
+        return evaluate(node.graph, node.target, node.args, node.kwargs, dict(known))  # type: ignore[arg-type]
+    except (RuntimeError, ValueError):
+        return None
 
 
 def users_of(node: fx.Node) -> Iterator[fx.Node]:

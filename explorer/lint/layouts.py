@@ -9,14 +9,22 @@ import torch
 from torch import fx
 
 from tracefuse.findings.finding import Case, Finding, Fix
-from tracefuse.lint.facts import behind, ran_in_place, users_of, with_backward
+from tracefuse.lint.facts import (
+    behind,
+    convolutions_of,
+    evaluated,
+    ran_in_place,
+    users_of,
+    with_backward,
+)
+from tracefuse.lint.spared import with_kernels
+from tracefuse.lint.strided import Without, without
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
 from tracefuse.optimizers.ops import arguments, grouped, is_returned, is_view
-from tracefuse.optimizers.rewrite import evaluate
-from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
+from tracefuse.optimizers.trace import fake_mode, human_bytes, line_of, nbytes, val
 from tracefuse.tables.folding import work
-from tracefuse.text import counted, share_text, time_text
+from tracefuse.text import share_text, time_text
 
 DEEPEST = 8
 """How many ops behind a copy are asked whether they would take what it copies."""
@@ -28,11 +36,13 @@ def needless_copies(case: Case) -> Iterator[Finding]:
     """`contiguous()` and `clone()` whose readers would take the tensor as it lies."""
     copies = [n for n in case.own_ops if packet_name(n) == "clone" and not _is_einsum(n) and _is_needless(n)]
     for at, group in grouped(copies, line_of).items():
-        us = case.us(with_backward(case, group))
         how = "`.contiguous()`" if ".contiguous(" in at else "`.clone()`" if ".clone(" in at else "a copy"
-        yield from case.finding(
+        # Autograd sums the gradients of what is read twice, with a copy and without it.
+        spared = without(case, {n: val(n.args[0]) for n in group})  # type: ignore[arg-type]
+        yield from _left_out(
+            case,
             "needless-copy",
-            case.severity(us),
+            spared,
             f"{how} copies {human_bytes(sum(map(nbytes, group)))} that its readers could read where it lies",
             (
                 ("copies", str(len(group))),
@@ -42,10 +52,32 @@ def needless_copies(case: Case) -> Iterator[Finding]:
             group,
             at,
             f"leave out {how}: these ops read any strides",
-            us,
             {"simplify": True, "fuse": True},
-            fixes=(_without(group),),
         )
+
+
+def _left_out(
+    case: Case,
+    id: str,
+    spared: Without,
+    title: str,
+    evidence: Sequence[tuple[str, str]],
+    copies: Sequence[fx.Node],
+    at: str,
+    fix: str,
+    changes: dict[str, Any],
+) -> Iterator[Finding]:
+    """The finding on copies that need not be. Where their readers lose as much without them, only kernels for both gain."""
+    severity, fixes = case.severity(spared.us), (_without(copies),)
+    if spared.is_nothing(case):
+        severity, fixes = "low", with_kernels(case, changes)
+        fix = (
+            f"leave it, or compute it in one kernel with what reads it: {' and '.join(f'`{name}`' for name in changes)} "
+            f"{'do' if len(changes) > 1 else 'does'}; without it its readers read strided instead, and about nothing is won"
+        )
+    evidence = (*evidence, *spared.evidence(case))
+    worth = spared.worth(case)
+    yield from case.finding(id, severity, title, evidence, copies, at, fix, changes=changes, fixes=fixes, **worth)
 
 
 def _without(copies: Sequence[fx.Node]) -> Fix:
@@ -93,10 +125,7 @@ def _runs(user: fx.Node, known: dict[fx.Node, Any], depth: int) -> bool:
         return False
     if name in ("as_strided", "view_as_real", "view_as_complex"):
         return False
-    try:
-        found = evaluate(user.graph, user.target, user.args, user.kwargs, known)
-    except (RuntimeError, ValueError):
-        return False
+    found = evaluated(user, known)
     if not isinstance(found, torch.Tensor) or is_returned(user):
         return False
     same = not is_view(user) and found.stride() == val(user).stride()
@@ -147,12 +176,13 @@ def repeats(case: Case) -> Iterator[Finding]:
     ops = [n for n in case.own_ops if _repeats(n) and _broadcasts(n)]
     for at, group in grouped(ops, line_of).items():
         # A gradient is summed up over what was repeated, or expanded, alike.
-        us = case.us(group) + sum(_read_in_full(case, n) for n in group)
+        spared = without(case, {n: _expanded(n) for n in group})
         attends = any("attention" in packet_name(user) for n in group for user in _all_users(n))
         once = sum(touched_bytes(val(n.args[0])) for n in group)  # type: ignore[arg-type]
-        yield from case.finding(
+        yield from _left_out(
+            case,
             "repeat-not-expand",
-            case.severity(us),
+            spared,
             f"`repeat` writes {human_bytes(sum(map(nbytes, group)))} of what is {human_bytes(once)} once",
             (("repeats", str(len(group))), ("moved", human_bytes(sum(map(bytes_moved, group))))),
             group,
@@ -160,17 +190,14 @@ def repeats(case: Case) -> Iterator[Finding]:
             "`scaled_dot_product_attention(…, enable_gqa=True)` shares the heads"
             if attends
             else "`expand` shows the same numbers without a copy, and broadcasting needs neither",
-            us,
             {"fuse": True},
-            fixes=(_without(group),),
         )
 
 
-def _read_in_full(case: Case, node: fx.Node) -> float:
-    """The microseconds in which the forward's ops read a repeated value, beyond what they read of it expanded."""
-    read = [user for user in _all_users(node) if not is_view(user) and user in case.own_ops]
-    more = max(0, nbytes(node) - touched_bytes(val(node.args[0])))  # type: ignore[arg-type]
-    return sum(case.us([user]) * more / max(bytes_moved(user), more, 1) for user in read)
+def _expanded(node: fx.Node) -> torch.Tensor:
+    """What a repeat, or a copy of what is expanded, would show without a copy."""
+    with fake_mode(node.graph):
+        return val(node.args[0]).expand(val(node).shape)  # type: ignore[arg-type]
 
 
 def _repeats(node: fx.Node) -> bool:
@@ -199,13 +226,13 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
     ops = [n for n in every if _is_nchw(n)]
     if not ops:
         return
+    few = len({n.args[1] for n in ops})
     moved = sum(_transposed(n) for n in with_backward(case, ops) if work(n) == "convolution")
     us = 1e6 * moved / roofline_of(case.trace).bytes_per_s
     yield from case.finding(
         "not-channels-last",
         case.severity(us, case.step_us + us),
-        f"{len(ops)} of {counted(len(every), 'convolution')} {'reads' if len(ops) == 1 else 'read'} tensors that do not lie "
-        "in channels_last",
+        f"{few} of {convolutions_of(every)} {'reads' if few == 1 else 'read'} tensors that do not lie in channels_last",
         (
             ("transposed by cuDNN", f"{human_bytes(moved)} a step"),
             ("the largest", f"{list(val(max(ops, key=nbytes)).shape)}"),
@@ -214,8 +241,8 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
         ops[0],
         "`model.to(memory_format=torch.channels_last)` and `x.to(memory_format=torch.channels_last)`, and no op between that "
         "lays it out anew",
-        f"about {time_text(us)} beside the {time_text(case.step_us)} that the step takes, "
-        f"{share_text(us, case.step_us + us)} of both ({case.beside_step('modelled: two passes over each tensor')})",
+        f"about {time_text(us)} on top of the step's {time_text(case.step_us)}, "
+        f"{share_text(us, case.step_us + us)} of their sum ({case.beside_step('modelled: two passes over each tensor')})",
         kind="modelled",
     )
 

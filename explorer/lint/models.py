@@ -9,7 +9,7 @@ from torch import fx
 
 from tracefuse.assembly.unshown import UNUSED_PARAMETERS
 from tracefuse.findings.finding import Case, Finding, Severity
-from tracefuse.lint.facts import line_saying, with_backward
+from tracefuse.lint.facts import convolutions_of, line_saying, with_backward
 from tracefuse.lint.spared import with_kernels
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
 from tracefuse.optimizers.ops import arguments, behind_views, grouped, is_getitem, producer, readers
@@ -71,7 +71,7 @@ def biases_before_batch_norm(case: Case) -> Iterator[Finding]:
         yield from case.finding(
             "bias-before-batch-norm",
             case.severity(us) and "low",
-            f"the bias of {counted(len(group), 'convolution')} is subtracted by the batch norm behind",
+            f"the bias of {convolutions_of(group)} is subtracted by the batch norm behind",
             (("moved", human_bytes(moved)),),
             group,
             at,

@@ -52,7 +52,8 @@ class OpTimes:
     `provenance` begins with "measured on", "predicted for" or "modelled". `predicted` are the ops whose times were not
     measured, where others' were. `transfers` are those copies between host and GPU that were measured; the time of one to the
     host is what the host spends on it, without the work that it waits for. `device` is the name of the device that was
-    measured, "" of what is modelled.
+    measured, "" of what is modelled. `laid_out_us` are the microseconds, of an op's own, in which it copies operands so that
+    they lie as its library reads them.
     """
 
     us: Mapping[str, float]
@@ -60,6 +61,7 @@ class OpTimes:
     transfers: Mapping[str, Transfer] = field(default_factory=dict)
     device: str = ""
     predicted: frozenset[str] = frozenset()
+    laid_out_us: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:

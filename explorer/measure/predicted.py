@@ -53,17 +53,28 @@ class Anchor:
     @cached_property
     def us(self) -> dict[str, float]:
         """The times of the trace's own ops, as parts of the step."""
+        return {name: self._scale * us for name, us in self._own_us.items()}
+
+    @cached_property
+    def laid_out_us(self) -> dict[str, float]:
+        """What of `us` lays out operands."""
+        return {name: self._scale * us for name, us in self.times.laid_out_us.items() if name in self._own_us}
+
+    @cached_property
+    def _own_us(self) -> dict[str, float]:
         own = {node.name for node in self.trace.ops}
-        measured = {name: us for name, us in self.times.us.items() if name in own}
-        whole = sum(measured.values())
-        scale = self.step_us / whole if self.step_us and whole else 1.0
-        return {name: scale * us for name, us in measured.items()}
+        return {name: us for name, us in self.times.us.items() if name in own}
+
+    @cached_property
+    def _scale(self) -> float:
+        whole = sum(self._own_us.values())
+        return self.step_us / whole if self.step_us and whole else 1.0
 
     @property
     def op_times(self) -> OpTimes:
         """`us` with where they come from."""
         scaled = f"{self.times.provenance}, scaled to the measured step" if self.step_us else self.times.provenance
-        return replace(self.times, us=self.us, provenance=scaled)
+        return replace(self.times, us=self.us, laid_out_us=self.laid_out_us, provenance=scaled)
 
     @cached_property
     def by_key(self) -> dict[Key, float]:
@@ -130,8 +141,9 @@ class Predictor:
         us = {n.name: anchor.us.get(n.name, 0.0) if n.name in same else self._of(n, anchors) for n in work}
         timed = {name: time for name, time in us.items() if time > 0}
         transfers = {name: one for name, one in anchor.times.transfers.items() if name in same}
+        laid_out = {name: us for name, us in anchor.laid_out_us.items() if name in same}
         device = anchor.times.device
-        return OpTimes(timed, f"predicted for {device}: {HOW}", transfers, device, frozenset(timed) - same)
+        return OpTimes(timed, f"predicted for {device}: {HOW}", transfers, device, frozenset(timed) - same, laid_out)
 
     def _of(self, node: fx.Node, anchors: Sequence[Anchor]) -> float:
         """The time of an op that the anchor most alike, the first, does not have."""

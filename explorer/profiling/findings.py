@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from tracefuse.diagnose.diagnose import Findings
-from tracefuse.findings.finding import SEVERITIES, Finding, severity_of
+from tracefuse.findings.finding import Finding, severity_of
 from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.profiling.run import Run
 from tracefuse.profiling.words import LOOKED_FOR, PAGEABLE_WORDS, UNUSED, WORDS, Words
-from tracefuse.text import counted, share_text, time_text
+from tracefuse.text import counted, figure, share_text, time_text
 from tracefuse.timeline.causes import HOST, IDLE, IDLING, LONG_NS
 from tracefuse.timeline.host_calls import PAGEABLE, SYNCHRONIZATION, pageable
 from tracefuse.timeline.idle import Idle, Stretch, summed
@@ -38,7 +38,7 @@ def diagnose_run(run: Run) -> Findings:
     """The findings about each GPU of a run, the gravest first; without a GPU, about the host."""
     found = [finding for one in run.idle for finding in _of_device(run, one)] if run.idle else list(_of_host(run))
     found += searches_for_unused(run)
-    return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)), looked_for=LOOKED_FOR)
+    return Findings(found, looked_for=LOOKED_FOR)
 
 
 # --- without a GPU ----------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _longest(found: Iterable[tuple[str, int]]) -> str:
 
 
 def _share(ns: int, window_ns: int) -> str:
-    return f"{time_text(ns / 1e3)} of {time_text(window_ns / 1e3)}, {100 * ns / window_ns:.3g} %"
+    return f"{time_text(ns / 1e3)} of {time_text(window_ns / 1e3)}, {figure(100 * ns / window_ns)} %"
 
 
 # --- DistributedDataParallel ------------------------------------------------------------------------------------------

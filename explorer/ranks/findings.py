@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tracefuse.diagnose.diagnose import Findings
-from tracefuse.findings.finding import SEVERITIES, Finding, Severity, severity_of
+from tracefuse.findings.finding import Finding, Severity, severity_of
 from tracefuse.findings.kinds import KINDS
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.ranks.causes import BEFORE, LEAST_NS, UNKNOWN
@@ -68,7 +68,7 @@ def diagnose_ranks(ranks: Ranks) -> Findings:
         *_held_hosts(ranks),
     ]
     looked_for = tuple(KINDS[id_].says for id_ in IDS)
-    return Findings(sorted(found, key=lambda one: SEVERITIES.index(one.severity)), looked_for=looked_for)
+    return Findings(found, looked_for=looked_for)
 
 
 def _severity(ranks: Ranks, ns: float) -> Severity | None:

@@ -295,13 +295,23 @@ class Rank:
         is_known = self._saying != NONE
         found = iter(self.whose(self._saying[is_known]))
         modules = [next(found)[1] if known else "" for known in is_known.tolist()]
-        calls = self._asking.tolist()
-        return [one or ("" if call == NONE else self._behind(call)) for one, call in zip(modules, calls, strict=True)]
+        calls = zip(self._asking.tolist(), self._operators_asking, strict=True)
+        return [
+            one or ("" if call == NONE else self._behind(call, row))
+            for one, (call, row) in zip(modules, calls, strict=True)
+        ]
 
-    def _behind(self, call: int) -> str:
+    @cached_property
+    def _operators_asking(self) -> list[int]:
+        """The outermost operator that each collective was asked for in; `NONE` where none is known."""
+        is_known = self._asking != NONE
+        rows = np.full(len(self._asking), NONE, np.int64)
+        rows[is_known] = self.run.host.operators_of(self._asking[is_known])
+        return rows.tolist()
+
+    def _behind(self, call: int, operator: int) -> str:
         """The module that a collective is for whose operator belongs to none."""
-        row = int(self.run.host.operators_of(np.array([call]))[0])
-        if row != NONE and HOOK in self.events.name_at(row):
+        if operator != NONE and HOOK in self.events.name_at(operator):
             return before(self.events, *self._in_engine, call)
         return self._fsdp.module(call)
 
@@ -322,10 +332,7 @@ class Rank:
 
     @cached_property
     def _phases(self) -> list[str]:
-        is_known = self._asking != NONE
-        outermost = np.full(len(self._asking), NONE, np.int64)
-        outermost[is_known] = self.run.host.operators_of(self._asking[is_known])
-        names = ["" if row == NONE else self.events.name_at(row) for row in outermost.tolist()]
+        names = ["" if row == NONE else self.events.name_at(row) for row in self._operators_asking]
         pairs = zip(names, self._asking.tolist(), strict=True)
         is_backward = (name.startswith(ENGINE) or (name and self._fsdp.is_backward(call)) for name, call in pairs)
         return [name and ("backward" if back else "forward") for name, back in zip(names, is_backward, strict=True)]

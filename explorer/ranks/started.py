@@ -44,7 +44,7 @@ class Fsdp:
         """The ranges that a record of the host lies in, the innermost first."""
         rows = self.rows.get(int(self.events.resource[call]), np.zeros(0, np.int64))
         start_ns = self.events.start_ns[call]
-        at = int(np.searchsorted(self.events.start_ns[rows], start_ns, side="right"))
+        at = int(np.searchsorted(rows, call))
         for row in rows[max(0, at - DEEPEST) : at][::-1].tolist():
             if self.events.end_ns[row] > start_ns and (found := _RANGE.match(self.events.name_at(row))):
                 yield found
@@ -61,8 +61,8 @@ class Fsdp:
 def before(events: Events, rows: np.ndarray, modules: list[str], call: int) -> str:
     """The module of the last operator of autograd's engine on the thread of `call` before it: `rows` are outermost operators
     by start, each with its module."""
-    thread, start_ns = events.resource[call], events.start_ns[call]
-    for at in range(int(np.searchsorted(events.start_ns[rows], start_ns, side="right")) - 1, -1, -1):
+    thread = events.resource[call]
+    for at in range(int(np.searchsorted(rows, call)) - 1, -1, -1):
         row = rows[at]
         if events.resource[row] == thread and modules[at]:
             return modules[at] if events.name_at(row).startswith(ENGINE) else ""

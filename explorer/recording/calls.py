@@ -28,7 +28,8 @@ BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, at
 
 class Value:
     """One tensor that the program met: its layout when first seen, and the value whose memory it views (`base`). `lazy` says
-    whether its elements are read as the conjugates of what the memory holds, and whether as the negatives."""
+    whether its elements are read as the conjugates of what the memory holds, and whether as the negatives; `is_resized`
+    whether an op gave it another size since, as `out=` does."""
 
     __slots__ = (
         "_base",
@@ -36,6 +37,7 @@ class Value:
         "device",
         "dtype",
         "index",
+        "is_resized",
         "kind",
         "lazy",
         "memory",
@@ -56,6 +58,7 @@ class Value:
         else:
             self.shape, self.stride, self.offset, self.lazy = (), (), 0, (False, False)
         self.dtype, self.device, self.requires_grad = tensor.dtype, tensor.device, tensor.requires_grad
+        self.is_resized = False
         self._base: Value | None = None
         self._extent: tuple[int, int] | None = None
 
@@ -68,6 +71,7 @@ class Value:
         new.index, new.kind, new.memory = index, None, memory
         new.shape, new.stride, new.offset, new.lazy = shape, stride, offset, (False, False)
         new.dtype, new.device, new.requires_grad = like.dtype, like.device, False
+        new.is_resized = False
         new._base = new._extent = None
         return new
 
@@ -266,18 +270,20 @@ class Update:
 @dataclass
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
-    overwrote, generator states of random ops, the roots of every backward with the gradients given to them, the values that a
-    leaf had (`superseded`) before it became an input, where the host reads what a GPU computes (`stops`), the values that were
-    still there (`held`) when a backward was over, since the program's variables hold them, and where externals were given
-    other memory (`replaced`) or had it taken (`freed`), gradients that `torch.autograd.grad` gave of what (`taken`), Triton
-    kernels launched outside of any operator (`launches`), and autograd's nodes whose
-    results no operator made (`unseen`). `backwards` counts the calls of autograd that started from what was recorded,
-    `gradients` are those that they left of each leaf, `updates` the calls of optimizers' `step`."""
+    overwrote, generator states of random ops (`own_states` are the places of those that generators of the program's own had),
+    the roots of every backward with the gradients given to them, the values that a leaf had (`superseded`) before it became an
+    input, where the host reads what a GPU computes (`stops`), the values that were still there (`held`) when a backward was
+    over, since the program's variables hold them, and where externals were given other memory (`replaced`) or had it taken
+    (`freed`), gradients that `torch.autograd.grad` gave of what (`taken`), Triton kernels launched outside of any operator
+    (`launches`), and autograd's nodes whose results no operator made (`unseen`). `backwards` counts the calls of autograd that
+    started from what was recorded, `gradients` are those that they left of each leaf, `updates` the calls of optimizers'
+    `step`."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
     snapshots: dict[Value, torch.Tensor] = field(default_factory=dict)
     rng_states: list[torch.Tensor] = field(default_factory=list)
+    own_states: set[int] = field(default_factory=set)
     roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
     superseded: set[Value] = field(default_factory=set)
     stops: list[Stop] = field(default_factory=list)

@@ -77,9 +77,10 @@ def _called(frame: FrameType) -> Line | None:
 
 
 def tell_user(message: str) -> None:
-    """A `UserWarning` at the user's line that is running. A filter that makes errors of warnings silences it, since the error
-    would end the program, which runs as well without tracefuse."""
-    frame = _users_frame()
+    """A `UserWarning` at the user's line that is running, which is none of Python's own library. A filter that makes errors of
+    warnings silences it, since the error would end the program, which runs as well without tracefuse."""
+    named = ((frame, frame.f_code.co_filename) for frame in _frames())
+    frame = next((frame for frame, file in named if not (is_torchs_or_ours(file) or _is_pythons(file))), None)
     with suppress(Warning):
         if frame is None:
             warnings.warn(message, stacklevel=2)
@@ -91,7 +92,12 @@ def tell_user(message: str) -> None:
 
 def noted_source(node: fx.Node) -> Source | None:
     """The innermost line of the user's, of the stack that dynamo noted for `node`."""
-    for frame in reversed(list(_FRAME.finditer(node.meta.get("stack_trace") or ""))):
+    return innermost_source(node.meta.get("stack_trace") or "")
+
+
+def innermost_source(stack: str) -> Source | None:
+    """The innermost line of the user's in a stack's text."""
+    for frame in reversed(list(_FRAME.finditer(stack))):
         if not is_torchs_or_ours(frame["file"]):
             return Source(frame["file"], int(frame["line"]), frame["function"], frame["text"], label_of(frame["file"]))
     return None
@@ -212,6 +218,13 @@ def _frames() -> Iterator[FrameType]:
 def is_installed(file: str) -> bool:
     """Whether the file belongs to Python itself or to a package that was installed, and not to the user's project."""
     return file.startswith(_INSTALLED)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_pythons(file: str) -> bool:
+    """Whether the file is one of Python's own library, below which packages may be installed."""
+    within = file.removeprefix(os.path.join(sysconfig.get_path("stdlib"), ""))
+    return within != file and not within.startswith(("site-packages", "dist-packages"))
 
 
 @functools.lru_cache(maxsize=4096)

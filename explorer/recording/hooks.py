@@ -137,6 +137,8 @@ class ModuleStack:
         """The same by value, of those that were known when the call ended, or there when a backward started."""
         self._value_of: Callable[[torch.Tensor], Value | None] = lambda _: None
         self._calls = 0
+        self.called: Callable[[], None] = lambda: None
+        """Called where a module with trained parameters is, and none runs."""
         self.compiled: dict[str, None] = {}
         """What ran of what `torch.compile` had compiled: classes of modules, and functions that call modules."""
         self.settings: dict[str, str] = {}
@@ -175,6 +177,8 @@ class ModuleStack:
             self.compiled[compiled] = None
         if isinstance(module, nn.parallel.DistributedDataParallel):
             self._note_data_parallel(module)
+        if not self._stack and not is_in_engine() and _is_trained(module):
+            self.called()
         kind = type(module)
         self._stack.append(Running(self._paths.get(module) or "", kind.__name__, is_torchs(kind)))
 
@@ -250,6 +254,10 @@ def _listed(names: Callable[..., Iterable[tuple[str, Any]]], **given: Any) -> li
     with suppress(Exception):
         return list(names(**given))
     return []
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for _, parameter in _listed(module.named_parameters))
 
 
 def _compiled_class(module: nn.Module) -> str | None:
@@ -328,3 +336,37 @@ class LaunchHook(Attached[Witness]):
 
 def kernel_name(kernel: Any) -> str:
     return getattr(kernel, "kernel_name", None) or getattr(kernel, "__name__", type(kernel).__name__)
+
+
+# --- what runs otherwise in a dispatch mode ---------------------------------------------------------------------------
+
+
+class LengthsHook(Attached[None]):
+    """Lets `torch.ctc_loss` take lengths on the CPU beside a GPU's tensors, as it does where nothing is recorded.
+
+    Eager reads lengths as numbers, wherever they lie. In a dispatch mode torch runs operators on them instead, and those want
+    all on one device: the loss itself, and the mean, which divides by them. So lengths go to the device of the
+    log-probabilities first. Seen on torch 2.11 to 2.15: `areAnyTensorSubclassLike`, in `LossCTC.cpp`.
+    """
+
+    _ctc_loss: ClassVar[Any] = None
+
+    @classmethod
+    def _put_on(cls) -> None:
+        run = cls._ctc_loss = torch.ctc_loss
+
+        @functools.wraps(run)
+        def with_lengths_moved(log_probs: Any, targets: Any, *others: Any, **named: Any) -> Any:
+            named = {name: _on_device_of(log_probs, one) for name, one in named.items()}
+            return run(log_probs, targets, *(_on_device_of(log_probs, one) for one in others), **named)
+
+        torch.ctc_loss = with_lengths_moved
+
+    @classmethod
+    def _take_off(cls) -> None:
+        if cls._ctc_loss is not None:
+            torch.ctc_loss = cls._ctc_loss
+
+
+def _on_device_of(tensor: torch.Tensor, argument: Any) -> Any:
+    return argument.to(tensor.device) if isinstance(argument, torch.Tensor) else argument

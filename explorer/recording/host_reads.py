@@ -42,14 +42,17 @@ from tracefuse.recording.shield import Attached, Shield
 aten = torch.ops.aten
 Kind = Literal["number", "check", "shape", "copy", "print", "constant", "index"]
 
+BRANCH = "`bool(t)`, `if t`"
+PLACE = "a tensor as an index or a size"
+
 # Methods of a tensor by what a user calls them. Those of the second table run no operator that a mode would see on the CPU.
 _METHODS = {
     "item": "`.item()`",
-    "__bool__": "`bool(t)`, `if t`",
+    "__bool__": BRANCH,
     "__int__": "`int(t)`",
     "__float__": "`float(t)`",
     "__complex__": "`complex(t)`",
-    "__index__": "a tensor as an index or a size",
+    "__index__": PLACE,
     "__contains__": "`in`",
     "__format__": "a formatted string",
 }
@@ -181,7 +184,7 @@ def read_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if not Methods.word() and (call := running_call()) is not None and _called(call) == "one_hot":
             # On a CPU it checks its classes; on a GPU it finds out how many they are, where it is not told.
             return None if _has_classes(call) else HostRead("shape", "`one_hot` without `num_classes`", device)
-        return HostRead("number", Methods.word() or _METHODS["__index__"], device, size)
+        return HostRead("number", Methods.word() or PLACE, device, size)
     if func in _NUMBERS:
         return HostRead("number", _NUMBERS[func], args[0].device, 1)
     name = func.overloadpacket.__name__

@@ -243,6 +243,7 @@ class Identities:
     def made(self, tensor: torch.Tensor) -> Value:
         value = self.ids.get(tensor)
         if value is not None:
+            value.is_resized |= value.kind is None and tensor.shape != value.shape
             return value
         new = self._new(tensor, self.memories.of(tensor))
         if new.memory not in self._external_storage:

@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Any, Generic, TypeGuard, TypeVar
 
 import torch
+from torch import nn
 from torch.utils._pytree import MappingKey, tree_flatten_with_path
 
 from tracefuse.recording.frames import is_torchs_or_ours
@@ -118,8 +119,9 @@ class Bindings(Generic[V]):
     loop in a method, a batch that a line has replaced. Tensors are known weakly, or as values, and no frame is kept."""
 
     def __init__(self) -> None:
-        self._read: WeakMap[tuple[tuple[CodeType, str], ...]] = WeakMap()
+        self._read: WeakMap[tuple[tuple[CodeType, str, bool], ...]] = WeakMap()
         self._running: set[CodeType] = set()
+        self._calling: set[CodeType] = set()
         self.held: dict[V, str] = {}
         """The first variable that held each value where a backward started."""
 
@@ -128,13 +130,29 @@ class Bindings(Generic[V]):
         run nothing is noted: what is read then belongs to the update, or a variable holds it when the next backward starts."""
         if self._running:
             return
-        found: dict[int, list[tuple[CodeType, str]]] = {id(tensor): [] for tensor in tensors}
+        found: dict[int, list[tuple[CodeType, str, bool]]] = {id(tensor): [] for tensor in tensors}
         for frame in _user_frames() if found else ():
+            given = _given(frame)
             for name, thing in _variables(frame):
                 if id(thing) in found:
-                    found[id(thing)].append((frame.f_code, name))
+                    found[id(thing)].append((frame.f_code, name, id(thing) in given))
         for tensor in tensors:
             self._read[tensor] = tuple(found[id(tensor)])
+
+    def note_call(self) -> None:
+        """A model is called: the functions that run now own the step, too, though they may return before its backward, as one
+        does that returns the loss."""
+        if self._running:
+            return
+        outside: list[CodeType] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is nn.Module._call_impl.__code__:
+                outside.clear()  # what ran so far ran inside of the model
+            elif not is_torchs_or_ours(frame.f_code.co_filename):
+                outside.append(frame.f_code)
+            frame = frame.f_back
+        self._calling.update(outside)
 
     def note_backward(self, value_of: Callable[[torch.Tensor], V | None]) -> None:
         """A backward starts: the functions that run now own the step, and those that made its batch have returned."""
@@ -147,9 +165,11 @@ class Bindings(Generic[V]):
 
     def name_of(self, value: V, tensor: torch.Tensor) -> str:
         """The variable that holds the tensor where a backward starts, or held it when it was first read, in a function that
-        was still running then; "" where there is none."""
-        read = (name for code, name in self._read.get(tensor) or () if code in self._running)
-        return self.held.get(value) or next(read, "")
+        was still running then, or that was given it and called the model; "" where there is none."""
+        read = self._read.get(tensor) or ()
+        owned = [name for code, name, _ in read if code in self._running]
+        given = (name for code, name, is_given in read if is_given and code in self._calling)
+        return self.held.get(value) or next(chain(owned, given), "")
 
 
 def _user_frames() -> Iterator[FrameType]:
@@ -158,6 +178,15 @@ def _user_frames() -> Iterator[FrameType]:
         if not is_torchs_or_ours(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
+
+
+def _given(frame: FrameType) -> set[int]:
+    """The `id` of each thing that the frame's function was given, by itself or in a list, a tuple or a dict."""
+    code, variables = frame.f_code, locals_of(frame)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    things = [variables[name] for name in names if name in variables]
+    held = [one for thing in things if is_a(thing, (dict, list, tuple)) for _, one in contents_of(thing)]
+    return set(map(id, things + held))
 
 
 def _variables(frame: FrameType) -> list[tuple[str, Any]]:

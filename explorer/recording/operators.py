@@ -18,7 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves
 
 from tracefuse.distributed.groups import NAMESPACES
-from tracefuse.optimizers.origins import Origin
+from tracefuse.optimizers.origins import Origin, Source
 from tracefuse.recording.calls import BATCH_NORMS, is_in_engine, is_written
 from tracefuse.recording.frames import is_loading, user_source
 from tracefuse.recording.hooks import ModuleStack
@@ -29,9 +29,6 @@ aten = torch.ops.aten
 # Wrong in a dispatch mode, as `tests/bench/trust/op_db.py` found: kernels of torch conjugate lazily; modes switch it off. An
 # operator's own hash runs Python.
 CONJUGATING = {id(aten.linalg_pinv.atol_rtol_tensor), id(aten.linalg_pinv.atol_rtol_float)}
-# Where a loss has its lengths, which may lie on the CPU beside a GPU's tensors: `ctc_loss` reads them as numbers there, but in
-# a dispatch mode torch takes these operators instead, which want all on one device. Seen on torch 2.11.
-_LENGTHS = {id(aten._ctc_loss.Tensor): range(2, 4), id(aten._ctc_loss_backward.Tensor): range(3, 5)}
 # These return views although their schema does not say so, as these others do whose schema does.
 _VIEWS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
@@ -47,8 +44,8 @@ _OTHER_MEMORY = {
     aten.set_.default: lambda tensor: (aten.new_empty.default, (tensor, [0])),
 }
 _ON_STORAGES = {aten.set_.source_Storage, aten.set_.source_Storage_storage_offset}
-# It tells the allocator when memory may be used again, and changes no number.
-_RECORD_STREAM = aten.record_stream.default
+# They tell the allocator when memory may be used again and ask what memory it is: no number comes of them.
+_OF_MEMORY = {"aten::record_stream", "aten::is_pinned", "fsdp::record_grad_output_stream"}
 # The argument, by position, that holds the weights once more, as cuDNN wants them: without it the op packs them itself.
 _PACKED = {aten._cudnn_rnn.default: 3}
 # It gives its tensors other memory and leaves their numbers.
@@ -58,16 +55,6 @@ _BACKENDS = ("CPU", "CUDA", "Meta")
 _ACCUMULATE = Origin(autograd="accumulate")
 LOADER = ("DataLoader", "DataLoader")
 """Where an op of torch's `DataLoader` is shown: the module that runs, and its class."""
-
-
-def has_lengths_elsewhere(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operator is given lengths on another device than its first argument, which it refuses."""
-    return id(func) in _LENGTHS and any(args[at].device != args[0].device for at in _LENGTHS[id(func)])
-
-
-def with_lengths_moved(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with the lengths on the device of the first."""
-    return tuple(a.to(args[0].device) if at in _LENGTHS[id(func)] else a for at, a in enumerate(args))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +102,7 @@ def _facts(func: OpOverload) -> OpFacts:
         may_write=func in BATCH_NORMS
         or (func not in {*_OTHER_MEMORY, *_ON_STORAGES} and any(map(is_written, func._schema.arguments))),
         may_read=may_read(func),
-        computes=func is not _RECORD_STREAM and func.namespace != "profiler",
+        computes=func._schema.name not in _OF_MEMORY and func.namespace != "profiler",
         packed=_PACKED.get(func),
         moves=func in _MOVING,
         on_storage=func in _ON_STORAGES,
@@ -153,13 +140,14 @@ def _aliased(func: OpOverload) -> tuple[tuple[int, str], ...]:
 
 class Origins:
     """Of the ops that run from now on. A backward's op has the module and the line of the forward op that autograd numbered
-    alike, its twin."""
+    alike, its twin, or else the line that called `backward()`: on a GPU, autograd's own threads run no line of the user's."""
 
     def __init__(self, modules: ModuleStack, first_seq: int | None = None) -> None:
         self._modules = modules
         self.first_seq = torch.autograd._get_sequence_nr() if first_seq is None else first_seq
         self._twins: dict[int, Origin] = {}
         self._last_in_backward = _ACCUMULATE
+        self.backward_source: Source | None = None
 
     def current(self) -> tuple[Origin, bool]:
         """Where the op that runs comes from, and whether autograd's engine runs it."""
@@ -173,7 +161,7 @@ class Origins:
         twin = self._twins.get(seq)
         if twin is None:
             path, kind, is_torchs = self._modules.current()
-            return Origin(path, kind, user_source(), name, seq, is_torchs=is_torchs), True
+            return Origin(path, kind, user_source() or self.backward_source, name, seq, is_torchs=is_torchs), True
         found = self._last_in_backward = Origin(
             twin.module, twin.module_type, twin.source, name, seq, is_torchs=twin.is_torchs
         )

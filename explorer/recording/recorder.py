@@ -41,7 +41,7 @@ from tracefuse.optimizers.origins import Origin
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
 from tracefuse.recording.frames import is_loading, tell_user, user_source
 from tracefuse.recording.garbage import SetAside
-from tracefuse.recording.hooks import BackwardHook, LaunchHook, ModuleStack, kernel_name
+from tracefuse.recording.hooks import BackwardHook, LaunchHook, LengthsHook, ModuleStack, kernel_name
 from tracefuse.recording.host_reads import HostRead, Listener, Methods, Stop, made_by_python, read_by
 from tracefuse.recording.memories import Identities, WeakMap, is_there
 from tracefuse.recording.namespace import Bindings
@@ -51,8 +51,6 @@ from tracefuse.recording.operators import (
     OpFacts,
     Origins,
     facts_of,
-    has_lengths_elsewhere,
-    with_lengths_moved,
     without_generator,
 )
 from tracefuse.recording.shield import Shield, shielded
@@ -99,6 +97,9 @@ class Recorder(TorchDispatchMode, Listener):
         """Copies of what backwards started from, of recorders that make them."""
         self.has_backward_elsewhere = self.has_forward_elsewhere = False
         self.bindings: Bindings[Value] = Bindings()
+        self.modules.called = self.bindings.note_call
+        if self.modules.current().kind:
+            self.bindings.note_call()
         self.is_interleaved = False
         """Whether another task ran operators meanwhile, or entered or left a mode."""
         self._origins = Origins(self.modules, first_seq)
@@ -155,6 +156,7 @@ class Recorder(TorchDispatchMode, Listener):
             (Methods.enter, Methods.leave),
             (LaunchHook.enter, LaunchHook.leave, self),
             (WaitHook.enter, WaitHook.leave),
+            (LengthsHook.enter, LengthsHook.leave),
         ):
             enter(*arguments)
             self._hooks.callback(leave, *arguments)
@@ -208,8 +210,6 @@ class Recorder(TorchDispatchMode, Listener):
         # Subclasses of tensors that take composite operators, as nested ones do, run them as they like.
         if facts is not None and facts.is_composite and not types:
             return self._within(func.decompose, *args, **kwargs)
-        if self._taking(has_lengths_elsewhere, func, args):
-            args = self._within(with_lengths_moved, func, args)
         call = self._taking(self._noted, func, args, kwargs)
         if getattr(func, "namespace", "") in NAMESPACES:
             self._check_order(func, args, kwargs, call)
@@ -262,6 +262,8 @@ class Recorder(TorchDispatchMode, Listener):
             args = (*args[: facts.packed], None, *args[facts.packed + 1 :])
         origin, in_engine = self._origins.current()
         if facts.is_random:
+            if kwargs.get("generator") not in (None, torch.default_generator):
+                self.recording.own_states.add(len(self.recording.rng_states))
             state, kwargs = without_generator(func, args, kwargs)
             origin = replace(origin, rng=len(self.recording.rng_states))
             self.recording.rng_states.append(state)
@@ -375,6 +377,7 @@ class Recorder(TorchDispatchMode, Listener):
         if threading.get_ident() != self._thread:
             self.has_backward_elsewhere |= any(isinstance(t, torch.Tensor) and t in self.values.ids for t in outputs)
             return
+        self._origins.backward_source = user_source()
         self.bindings.note_backward(self.values.ids.get)
         self.modules.note_backward()
         known = len(self.recording.roots)

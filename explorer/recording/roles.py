@@ -23,6 +23,8 @@ OLD_GRADIENT = "old gradient"
 """The name of what the step before has left in a `.grad` that this one gives up."""
 
 _MOVES = {aten._to_copy.default, aten.lift_fresh.default}
+_ON_THE_WAY = {aten._to_copy.default, aten.detach.default}
+_SCALES = {aten.mul.Tensor, aten.div.Tensor}
 
 GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -64,7 +66,10 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     sources, states = _sources(recorder, namespace, bound, called, data)
 
     results = _returned_values(returned, value_of, bound)
-    results |= {root: results.get(root) or bound.get(root, "") for root, _, _ in recording.roots}
+    scaled = _scaled(recording, called)
+    results |= {
+        root: results.get(root) or bound.get(root, "") or scaled.get(root, "") for root, _, _ in recording.roots
+    }
     if not results:
         results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
     gradients, made_here = _gradients(recorder, variables, gradient_of)
@@ -87,6 +92,14 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     places = {value: (argument.call, argument.place) for value, argument in arguments.items()}
     left = results | made_here, gradients, _replaced_buffers(recorder), made
     return Roles(sources, *left, list(data), bound, called, places)
+
+
+def _scaled(recording: Recording, called: Mapping[Value, str]) -> dict[Value, str]:
+    """Names of numbers that backwards start from, and that no variable holds: `scaled_loss` for what `loss` is multiplied with
+    or divided by, as by a scaler, or by the count of micro-batches."""
+    roots = {root for root, _, _ in recording.roots if not root.shape and root not in called}
+    made = [call for call in recording.calls if call.func in _SCALES and call.outs in roots]
+    return {call.outs: f"scaled_{name}" for call in made if (name := called.get(call.args[0]))}
 
 
 def _sources(
@@ -153,9 +166,9 @@ def _states(
 
 def _arguments(recorder: Recorder) -> dict[Value, Argument]:
     """What each tensor was to the outermost module that was given it, in the order of the calls; what was moved to a device on
-    the way is told of the external that it was."""
+    the way, or detached, is told of the external that it was."""
     recording, value_of = recorder.recording, recorder.values.value_of
-    moved = {call.outs: call.args[0] for call in recording.calls if call.func is aten._to_copy.default}
+    moved = {call.outs: call.args[0] for call in recording.calls if call.func in _ON_THE_WAY}
     last = ((value_of(tensor), argument) for tensor, argument in recorder.modules.arguments.items())
     given = dict(last) | recorder.modules.given
     found: dict[Value, Argument] = {}

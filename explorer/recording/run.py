@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tracefuse.distributed.sharded import local_of
-from tracefuse.recording.calls import BATCH_NORMS, Value, is_leaf
+from tracefuse.recording.calls import BATCH_NORMS, Value, is_leaf, node_of
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.namespace import is_a
 from tracefuse.recording.recorder import Recorder
@@ -33,6 +33,9 @@ SMALL_NBYTES = 4096
 
 SAMPLED = 16
 """How many numbers are kept of each tensor, to tell writes that no version counts."""
+
+LISTED = 100
+"""Of a list, how many at its end are looked at."""
 
 # `take` reads a few numbers at any strides, without a copy of the tensor, but knows no float8.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -111,6 +114,21 @@ def read_from_outside(recorder: Recorder) -> list[Left]:
     return [Left(t, recorder.values.memory_of) for t in inputs]
 
 
+def growing_list(recorder: Recorder, namespace: Mapping[str, Any]) -> str:
+    """The variable that is a list of what has a graph: of this run beside what is of none that it knows, so of a step before,
+    or of more of the run's backwards than one update has. "" where there is none."""
+    recording, roots = recorder.recording, {root.base for root, _, _ in recorder.recording.roots}
+    for name, thing in namespace.items():
+        if type(thing) is not list or name.startswith("_"):
+            continue
+        last = [one for one in thing[-LISTED:] if type(one) is torch.Tensor and node_of(one) is not None]
+        values = [recorder.values.value_of(one) for one in last]
+        own = {value.base for value in values if value is not None and value.base not in recording.externals}
+        if (own and None in values) or len(own & roots) * len(recording.updates) > len(recording.roots):
+            return name
+    return ""
+
+
 def _sample(tensor: torch.Tensor, memory_of: MemoryOf) -> torch.Tensor | None:
     """The bytes of a few numbers from all over the tensor; None of one without memory, such as one of a vmap or a parameter
     that FSDP has sharded."""
@@ -138,8 +156,8 @@ def _version(tensor: torch.Tensor) -> int:
 @dataclass(frozen=True, eq=False)
 class Ended:
     """What is known once a program has run: who is who, what it left and what it read, the values that somebody still holds,
-    those of each optimizer's parameters, those of the parameters that were thawed, and whether of some parameters this process
-    has a part."""
+    those of each optimizer's parameters, those of the parameters that were thawed, whether of some parameters this process
+    has a part, and the name of a list that keeps the graphs of several steps."""
 
     roles: Roles
     left: Mapping[Value, Left]
@@ -148,6 +166,7 @@ class Ended:
     optimized: Mapping[str, frozenset[Value]]
     thawed: frozenset[Value]
     is_sharded: bool = False
+    growing_list: str = ""
 
 
 class Run:
@@ -202,6 +221,7 @@ class Run:
                 v for p in (thaw.parameters if thaw else ()) if (v := recorder.values.value_of(p)) is not None
             ),
             is_sharded=bool(sharded_parameters(recorder)),
+            growing_list=growing_list(recorder, namespace),
         )
 
 

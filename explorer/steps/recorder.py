@@ -32,8 +32,9 @@ Signature = tuple[str, Source | None]
 
 
 class StepRecorder(Recorder):
-    """Records the step that begins where `between` is over. `names` gives the variables in sight when it ends, and `ended` is
-    told then. Of the run's updates those from number `first` to before number `end_update` are the step's."""
+    """Records the step that begins where `between` is over. `names` gives the variables in sight when it ends, `returned`
+    what the program says it gives back, and `ended` is told then. Of the run's updates those from number `first` to before
+    number `end_update` are the step's."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class StepRecorder(Recorder):
         between: Between,
         first: int,
         names: Callable[[], Mapping[str, Any]],
+        returned: Callable[[], Any],
         ended: Callable[[StepRecorder], None],
     ) -> None:
         super().__init__(shield)
@@ -56,7 +58,7 @@ class StepRecorder(Recorder):
         self.carried: set[Source] = set()
         """Of a step that is only followed, the lines that read what the captured one has made."""
         self._captured: StepRecorder | None = None
-        self._between, self._names, self._ended = between, names, ended
+        self._between, self._names, self._returned, self._ended = between, names, returned, ended
         self._held: dict[str, weakref.ref[torch.Tensor]] = {}
         self.is_last = True
         """Whether no other step has begun since: what ends a step may not have run then."""
@@ -113,7 +115,7 @@ class StepRecorder(Recorder):
         self.detach()
         if self.ops is None:
             held = {name: one for name, found in self._held.items() if (one := found()) is not None}
-            self.run.note_end({**self._names(), **held}, None)
+            self.run.note_end({**self._names(), **held}, self._returned())
         self._names = dict  # which keeps a frame
         self._ended(self)
 

@@ -16,10 +16,12 @@ from torch._ops import OpOverload
 
 from tracefuse.optimizers.origins import Source
 from tracefuse.steps.stream import Shape, StepOp
-from tracefuse.text import counted
+from tracefuse.text import aligned, counted
 
 _PLAIN = (bool, int, float, complex, str, Shape, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
+MOST_ROWS = 10
+"""Of the table of what varies."""
 MOST_ALIGNED = 2_000
 """Operators that are aligned one by one, where the two steps differ; longer ones are compared by their ends alone."""
 
@@ -41,6 +43,24 @@ class Varying:
     def __str__(self) -> str:
         line = f" ({self.source})" if self.source else ""
         return f"{self.argument} of {self.op}{line}: {self.here!r}, then {self.there!r}"
+
+
+class AllVarying(tuple[Varying, ...]):
+    """All Python values that vary between two steps. Prints as a table, values of one line and one argument in a row."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "()"
+        groups: dict[tuple[str, str, str], list[Varying]] = {}
+        for one in self:
+            argument = one.argument.partition("[")[0]
+            groups.setdefault((argument, one.op, str(one.source or "")), []).append(one)
+        rows = [
+            (argument, op, str(len(found)), repr(found[0].here), repr(found[0].there), line)
+            for (argument, op, line), found in groups.items()
+        ]
+        more = f"\nand {len(rows) - MOST_ROWS} more rows" if len(rows) > MOST_ROWS else ""
+        return aligned([("argument", "operator", "values", "here", "next", "line"), *rows[:MOST_ROWS]]) + more
 
 
 @dataclass(frozen=True)

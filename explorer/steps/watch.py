@@ -57,11 +57,16 @@ class Plan:
 
 
 class StepWatch:
-    """Watches the optimizers' steps from `start` to `stop`. `names` gives the variables in sight, `block` is the run of a
-    whole block, whose first step begins with it."""
+    """Watches the optimizers' steps from `start` to `stop`. `names` gives the variables in sight, `returned` what the
+    program says it gives back, `block` is the run of a whole block, whose first step begins with it."""
 
     def __init__(
-        self, plan: Plan, names: Callable[[], Mapping[str, Any]], shield: Shield, block: Run | None = None
+        self,
+        plan: Plan,
+        names: Callable[[], Mapping[str, Any]],
+        shield: Shield,
+        block: Run | None = None,
+        returned: Callable[[], Any] = lambda: None,
     ) -> None:
         self.plan, self._n, self.shield = plan, plan.n, shield
         self.updates = UpdateSequence()
@@ -70,7 +75,8 @@ class StepWatch:
         self.elsewhere = ""
         """What to do about the updates of other threads, if there were any."""
         self._captured: StepRecorder | None = None
-        self._names, self._block, self._has_block = names, block, block is not None
+        self._names, self._returned = names, returned
+        self._block, self._has_block = block, block is not None
         self._hook = UpdateHook(self.shield, self._leave_done, self._updated, self._updated_elsewhere)
         self._numbers: WeakMap[int] = WeakMap()
         self._optimizers: list[tuple[str, weakref.ref[torch.optim.Optimizer]]] = []
@@ -147,7 +153,9 @@ class StepWatch:
         if ended is not None:
             ended.update_ended(len(self.updates.seen), between)
         if self._is_wanted(self.updates.steps + 1):
-            self._current = StepRecorder(self.shield, between, len(self.updates.seen), self._names, self._step_is_over)
+            self._current = StepRecorder(
+                self.shield, between, len(self.updates.seen), self._names, self._returned, self._step_is_over
+            )
             for gradient in gradients:
                 self._current.old_gradients[gradient] = True
             if self._is_shown(self._captured):

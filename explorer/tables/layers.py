@@ -40,6 +40,7 @@ Pair = tuple[float, float]
 Flops = tuple[int, int]
 IN_ALL = "in all"
 SHOWN = 0.05  # The least share of a module's backward that is named.
+MOST_RATIO = 100  # From where on a ratio has no meaning.
 OUT_OF_LINE = 1.5  # Times the ratio of its FLOPs, from where on a module's ratio is not what its matmuls take.
 
 
@@ -76,8 +77,10 @@ class Layer:
 
     @property
     def ratio(self) -> float | None:
-        """Backward over forward with the passes; None where the forward takes no time."""
-        return self.backward_us[1] / self.forward_us[1] if self.forward_us[1] else None
+        """Backward over forward with the passes; None without a module, whose ops have nothing to do with each other, and
+        where the forward takes next to no time: a kernel of another module does its work."""
+        found = self.backward_us[1] / self.forward_us[1] if self.forward_us[1] else MOST_RATIO
+        return found if (self.path or self.module_type) and found < MOST_RATIO else None
 
     @property
     def expected_ratio(self) -> float | None:
@@ -283,7 +286,7 @@ def _line(row: Layer, everything: Layer, unit_us: float, has_ratios: bool) -> tu
         _pair(row.forward_us, unit_us),
         _pair(row.backward_us, unit_us) if any(row.backward_ops) else "–",
         *update,
-        f"{row.ratio:.2g}" if row.ratio and has_ratios else "",
+        ("—" if row.ratio is None else f"{row.ratio:.2g}") if has_ratios and row.backward_us[1] else "",
         f"{row.expected_ratio:.2g}" if row.expected_ratio and has_ratios else "",
         _percent(row.step_us[1], everything.step_us[1]),
         human_bytes(row.saved_bytes[1]) if any(row.saved_bytes) else "",

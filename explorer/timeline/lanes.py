@@ -5,9 +5,11 @@ Idle time has lanes of its own, one per GPU: each gap is an event that is called
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -19,6 +21,8 @@ from tracefuse.timeline.events import Event
 from tracefuse.timeline.idle import Idle, Stretch
 
 COPY = "Memcpy"
+COPY_KERNEL = re.compile(r"\bat::native::.*copy_kernel")
+"""ATen's own kernels that copy one tensor into another, as CUPTI names them: `…at::native::direct_copy_kernel_cuda…`."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,19 @@ class ProgramTimeline:
     @property
     def is_complete(self) -> bool:
         return self.launches == self.records
+
+    @cached_property
+    def laid_out_us(self) -> dict[str, float]:
+        """By value what an op of several kernels spends on copies of its operands, which a library reads otherwise than they
+        lie: a gradient of NCHW before a convolution of channels_last. Ops that do nothing but copy are absent."""
+        on_gpu = np.array([lane.kind == "gpu" for lane in self.lanes], bool)[self.lane] & (self.value > 0)
+        is_copy = np.array([COPY_KERNEL.search(name) is not None for name in self.names], bool)[self.name]
+        whole, copies = (
+            np.bincount(self.value[rows], self.duration_us[rows], len(self.values) + 1)
+            for rows in (on_gpu, on_gpu & is_copy)
+        )
+        shares = {self.values[at - 1]: copies[at] / whole[at] for at in np.flatnonzero(copies).tolist()}
+        return {name: share * self.op_us[name] for name, share in shares.items() if share < 1 and name in self.op_us}
 
 
 # --- idle time --------------------------------------------------------------------------------------------------------

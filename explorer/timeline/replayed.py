@@ -61,7 +61,7 @@ class Timeline:
         one = self.programs[program]
         waited = {name: found.own_us for name, found in one.transfers.items() if found.blocks}
         device = self.device.removeprefix("measured on ")
-        return OpTimes({**one.op_us, **waited}, self.provenance, one.transfers, device)
+        return OpTimes({**one.op_us, **waited}, self.provenance, one.transfers, device, laid_out_us=one.laid_out_us)
 
     def __str__(self) -> str:
         """How long each program took, and for what its GPU was idle."""

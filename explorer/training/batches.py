@@ -70,7 +70,8 @@ def _batches(
     carried = {str(source) for source in steps.carried} if steps else set()
     varying = {(one.op, str(one.source or "")) for one in steps.varying if is_picking(one.op)} if steps else set()
     returned, ends = set(trace.returned), []
-    wanting = {p for entry, p in trace.input_pairs if entry.source == entry.name and _is_unnamed_data(p)}
+    unnamed = {p for entry, p in trace.input_pairs if entry.source == entry.name and _is_unnamed_data(p)}
+    wanting = {p for p in unnamed if all(user in ops for user in p.users)}  # what the rest reads is an input as it is
     for node, starts in ops.items():
         wants = (str(node.target), line_of(node)) in varying or not wanting.isdisjoint(node.all_input_nodes)
         if not wants:

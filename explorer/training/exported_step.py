@@ -38,9 +38,9 @@ def whole_step(inputs, operands, cotangents):
 class TrainingStep:
     """A training step on tensors that `bound` finds: `step(*data)` returns STEP_RESULTS (the tensor itself if there is one).
 
-    Data goes by position or by name, `step.inputs` has the names in order; what is left out is what `defaults` holds.
-    `bound.tensors()` gives all others by name and `bound.groups()` the optimizers' `param_groups`, anew where `is_current()`
-    says no.
+    Data goes by position or by name, `step.inputs` has the names in order; what is left out is what `defaults` holds, which
+    `bound.tell_held` is told. `bound.tensors()` gives all others by name and `bound.groups()` the
+    optimizers' `param_groups`, anew where `is_current()` says no.
     """
 
     def __init__(self, bound, cotangents, defaults=()):
@@ -110,11 +110,14 @@ class TrainingStep:
 
     def given(self, data, named):
         """The data in the captured layouts; ValueError for more, for other names and for other shapes or dtypes."""
-        if len(data) > len(self.inputs) or not set(named) <= set(self.inputs):
+        unknown = sorted(set(named) - set(self.inputs))
+        if len(data) > len(self.inputs) or unknown:
             own = f" It draws by itself in {OWN_DRAWS[0]}: let a `DataLoader` yield what you pass." if OWN_DRAWS else ""
             takes = ", ".join(self.inputs) or "no data"
-            raise ValueError(f"the step takes {takes}, got {len(data)} and {sorted(named)}: pass no more.{own}")
-        found = self.defaults | dict(zip(self.inputs, data, strict=False)) | named
+            given = f"and nothing called {', '.join(unknown)}" if unknown else f"got {len(data)} by position"
+            raise ValueError(f"the step takes {takes}, {given}: pass no more.{own}")
+        passed = dict(zip(self.inputs, data, strict=False)) | named
+        found = self.defaults | passed
         missing = [name for name in self.inputs if name not in found]
         if missing:
             raise ValueError(f"the step takes {', '.join(self.inputs)}: pass {', '.join(missing)}")
@@ -129,6 +132,8 @@ class TrainingStep:
                 raise ValueError(
                     f"{name} is {given}, and the step takes {wanted}{place}: pass that, or capture a step with such data"
                 )
+        if len(passed) < len(self.inputs):
+            self.bound.tell_held(self.inputs, [name for name in self.inputs if name not in passed])
         return [expect(found[INPUTS[i][0]], INPUTS[i][0], *INPUTS[i][2:]) for i in DATA]
 
     def __call__(self, *data, **named):

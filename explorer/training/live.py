@@ -6,7 +6,8 @@ checkpoint is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,18 @@ class Live:
         self._state = {name: (at, *found) for at, step in enumerate(self._steps) for name, found in step.state.items()}
         self._rates = rates_of(update)
         self._known: list[Any] = []
+        self._told: set[str] = set()
+
+    def tell_held(self, inputs: Sequence[str], held: Sequence[str]) -> None:
+        """Warn, once for each, that data was left out of a call: it stays that of the captured step."""
+        if new := [name for name in held if name not in self._told]:
+            self._told.update(new)
+            whole = len(held) == len(inputs)
+            stays = "data: it runs again on the tensors of the captured step. Pass them where they change"
+            part = f"{', '.join(new)}, which stays as the captured step read it: pass it too where it changes"
+            warnings.warn(
+                f"the step takes {', '.join(inputs)}, and was called without {stays if whole else part}", stacklevel=4
+            )
 
     def is_current(self) -> bool:
         """Whether no checkpoint was loaded since: that gives an optimizer another state."""

@@ -17,6 +17,7 @@ from tracefuse.optimizers.costs.cost import packet_name
 from tracefuse.optimizers.ops import arguments, op_name
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.trace import Trace, line_of, origin
+from tracefuse.recording.calls import Guard
 from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
@@ -30,7 +31,8 @@ YOURS = (
     "outside, make a tensor of it first (`torch.tensor(number)`), which the step then takes"
 )
 BATCH = "where it is a batch, let a `torch.utils.data.DataLoader` take it out of the data: its batches are inputs of the step"
-READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it, and compute with the tensor (`t.detach()`)"
+READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and compute with the tensor (`t.detach()`)"
+MADE = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
 
 
 def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Steps | None) -> None:
@@ -85,12 +87,21 @@ def _check_varying(varying: Sequence[Varying], joint: Optimised, update: Optimis
     lines = {line_of(node) for node in (*joint.program.trace.ops, *update.program.trace.ops)} | {""}
     for one in varying:
         if not one.is_shape and not is_followed(one.op, one.argument) and str(one.source or "") in lines:
-            read = any(one.here == guard.value for guard in joint.program.guards if not guard.in_optimizer)
-            yours = BATCH if is_picking(one.op) else READ if read else YOURS
+            yours = BATCH if is_picking(one.op) else _of_yours(one, joint.program.guards)
             todo = remedy(one.argument, one.source, update.program.stepped) or yours
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
+
+
+def _of_yours(one: Varying, guards: Sequence[Guard]) -> str:
+    """What to do about a number of the program's own: it may be what the host read of a tensor, or made of that."""
+    read = [guard for guard in guards if not guard.in_optimizer and isinstance(guard.value, (int, float))]
+    itself = next((guard for guard in read if guard.value == one.here), None)
+    if itself is not None:
+        return READ.format(where(itself.source))
+    lines = dict.fromkeys(str(guard.source) for guard in read if guard.source and not isinstance(guard.value, bool))
+    return YOURS + (MADE.format(" and ".join(lines)) if lines else "")
 
 
 def _is_batch(one: Varying, captured: Trace, followed: Trace) -> bool:
@@ -161,7 +172,8 @@ def _check_state(steps: Steps, joint: Optimised) -> None:
             raise ExportError(
                 f"the forward reads what the step before has made{where(origin(readers[0]).source)}, and a compiled step "
                 "finds only tensors that stay: make it once, before the loop, and write to it (`state.copy_(new)`), or give "
-                "the tensor itself, and no `.detach()` of it, to the model as an argument, which the step then takes."
+                "it to the model as an argument, which the step then takes, and returns where the loop says so (`c.returned = "
+                "state`)."
             )
 
 

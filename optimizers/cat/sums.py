@@ -103,10 +103,10 @@ def blocks_of(group: Sequence[Padded], length: int) -> list[Block] | str:
 # --- building ---------------------------------------------------------------------------------------------------------
 
 
-def _build_segment(segment: Segment, axis: int) -> fx.Node:
+def _build_segment(segment: Segment, root: fx.Node, axis: int) -> fx.Node:
     value = segment.value
     if segment.unsqueezes:
-        value = call(segment.value, aten.unsqueeze.default, value, axis)
+        value = call(root, aten.unsqueeze.default, value, axis)
     for node in segment.maps:
         operand = value
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _, operand=operand: operand)
@@ -116,7 +116,7 @@ def _build_segment(segment: Segment, axis: int) -> fx.Node:
 
 def _build_block(block: Block, root: fx.Node, axis: int, sizes: Sequence[int]) -> fx.Node:
     if block.segments:
-        return _build_sum(root, [_build_segment(s, axis) for s in block.segments])
+        return _build_sum(root, [_build_segment(s, root, axis) for s in block.segments])
     own = [*sizes[:axis], block.stop - block.start, *sizes[axis + 1 :]]
     return call(root, aten.zeros.default, own, dtype=val(root).dtype, device=val(root).device)
 

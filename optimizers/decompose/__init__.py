@@ -3,6 +3,7 @@
     losses   cross-entropy, negative log-likelihood, log-softmax                                                    `losses`
     units    activations of several results or halves                                           `formulas.composites`
     extrema  the backward of `max` and `min` along a dimension: a comparison instead of zeros and a scatter        `backwards`
+    places   the backward of an embedding of each place in turn: a copy                                            `backwards`
     norms    batch norm, instance norm and group norm and their backwards: statistics, and what is pointwise        `norms`
     unread   the backward of a pool, which reads the type of its forward's operand alone                            `backwards`
     biases   a convolution's bias and its gradient: an addition, and a sum                                   `convolutions`
@@ -22,12 +23,14 @@ from torch import fx
 
 from tracefuse.optimizers.decompose.backwards import (
     is_gradient_of_extremum,
+    is_gradient_of_rows,
     reads_type_alone,
     rewrite_operand,
+    rewrite_rows,
     rewrite_scatter,
 )
 from tracefuse.optimizers.decompose.convolutions import CONVOLUTIONS, has_bias, rewrite_bias
-from tracefuse.optimizers.decompose.losses import BECOMES, RowSums, is_sum_of_log_softmax, rewrite_loss
+from tracefuse.optimizers.decompose.losses import BECOMES, Rows, is_sum_of_log_softmax, rewrite_loss
 from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
 from tracefuse.optimizers.decompose.writing import replace_parts
 from tracefuse.optimizers.formulas.composites import apart
@@ -47,7 +50,7 @@ class Decompose:
     def run(self, trace: Trace, decide: Decide) -> Trace:
         if not has_unread(trace.graph) and not any(node.users and _rule(node) for node in trace.ops):
             return trace
-        new, sums = trace.copy(), RowSums()
+        new, rows = trace.copy(), Rows()
         mark_overwritten(new)
         # What a backward read, a `reserve` of cuDNN's among it, is known to be read no more when its forward has its turn.
         others = {node.target for node in new.ops} - NORMS.keys()
@@ -55,13 +58,13 @@ class Decompose:
             for node in [n for n in new.ops if n.target in targets]:
                 if node.users and (rule := _rule(node)) is not None:
                     name, (result, rewrite) = node.name, rule
-                    reason = rewrite(node, sums)
+                    reason = rewrite(node, rows)
                     decide(Decision(name, "leave" if reason else "decompose", reason or f"it becomes {result}"))
             eliminate_dead_code(new.graph)
         return new
 
 
-Rewrite = Callable[[fx.Node, RowSums], str | None]
+Rewrite = Callable[[fx.Node, Rows], str | None]
 """Replaces an op. Returns None when done, else the reason why it stays."""
 
 
@@ -71,6 +74,8 @@ def _rule(node: fx.Node) -> tuple[str, Rewrite] | None:
         return "sum(x) - C * logsumexp(x)", rewrite_loss
     if is_gradient_of_extremum(node):
         return "a comparison of places", lambda node, _: rewrite_scatter(node)
+    if is_gradient_of_rows(node):
+        return "the gradients themselves, one for each row", lambda node, _: rewrite_rows(node)
     if reads_type_alone(node):
         said = "the same without its forward's operand, of which it reads the type alone"
         return said, lambda node, _: rewrite_operand(node)

@@ -1,4 +1,4 @@
-"""Backwards of what picks elements, `max`, `min` and pools, as ops that kernels hold.
+"""Backwards of what picks elements, `max`, `min`, embeddings and pools, as ops that kernels hold.
 
 The backward of `max` and `min` along a dimension, as a comparison of places.
 
@@ -7,6 +7,13 @@ The backward of `max` and `min` along a dimension, as a comparison of places.
 
 ATen fills the whole gradient with zeros before it writes a few elements of it. The comparison writes each once, joins what is
 beside it, and needs no memory of zeros. It is for places that an extremum found, which are in range.
+
+The backward of an embedding of all its rows in turn, as of positions: nothing is added up.
+
+    grad = embedding_dense_backward(g, arange(n), n, ...)         becomes         grad = g + 0
+
+ATen sorts the places, fills the gradient with zeros, and adds to it. The 0 makes 0 of -0, as that does. Of fewer rows than
+there are it stays: how many are left is no number of the program, which a trace at another size could be told by.
 
 The backward of a pool without the operand of its forward, of which it reads the type alone.
 
@@ -59,6 +66,32 @@ def rewrite_scatter(node: fx.Node) -> str | None:
         column = call(node, aten.view.default, places, [shape_of(node)[dim], *[1] * (rank - 1 - dim)])
         is_place = call(node, aten.eq.Tensor, column, args["index"])
         return call(node, aten.where.ScalarOther, is_place, args["src"], 0.0)
+
+    return replace_under_name(node, build)
+
+
+def is_gradient_of_rows(node: fx.Node) -> bool:
+    """Whether the op gives each row of an embedding, all of them in turn, the gradient of one place.
+
+    A view of as many places along one dimension, without gaps, has all of them in turn: `arange(n)[:1].expand(n)` does not.
+    """
+    if node.target is not aten.embedding_dense_backward.default:
+        return False
+    args = arguments(node)
+    places, rows = behind_views(args["indices"]), args["num_weights"]
+    if places.target is not aten.arange.default or args["padding_idx"] in range(rows):
+        return False
+    end, shape = arguments(places)["end"], shape_of(args["indices"])
+    is_in_turn = rows == max(shape, default=1) and is_dense(shape, val(args["indices"]).stride())
+    return type(end) is int and end == rows == torch.Size(shape).numel() and is_in_turn
+
+
+def rewrite_rows(node: fx.Node) -> str | None:
+    """Replace such an op. Returns None when done, else the reason why it stays."""
+    gradient = arguments(node)["grad_output"]
+
+    def build() -> fx.Node:
+        return call(node, aten.add.Scalar, call(node, aten.view.default, gradient, list(shape_of(node))), 0)
 
     return replace_under_name(node, build)
 

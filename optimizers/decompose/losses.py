@@ -14,8 +14,9 @@ Each row of the table holds by itself. Together they leave nothing of R x C elem
 * p is a pointwise function of x and of one number per row, so the backward computes it again from x, which the matmul before
   it stores anyway, and logsumexp(x): unless p is kept for another reader.
 * The picked p[r, t[r]] is computed at one element per row (`gathers`).
-* The row sum of g is known: it has one element per row, so it is -s. Sums, multiples and broadcasts of such gradients (label
-  smoothing) have known row sums as well, so that the backward reads x once and reduces nothing.
+* What a row of g holds is known: -s at its target and 0 elsewhere, so that its sum is -s. Multiples and casts of such rows,
+  broadcasts, and the sum of the two (label smoothing) are known as well, those of a cast as ATen rounds them, so that
+  the backward reads x once and reduces nothing. Autocast to a half on a GPU casts g between the two backwards.
 
 The row's logsumexp is one f32 number (f64 for f64): where logits are large, p has its rounding error, an ulp of logsumexp(x).
 Where a row of x holds +inf, it is made NaN, for ATen's log-probabilities of such a row are. Left as they are, each with a
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,8 +47,30 @@ from tracefuse.optimizers.trace import HALVES, call, phase, shape_of, val
 NONE, MEAN = 0, 1
 """ATen's numbers for a loss's reduction; 2 is the sum."""
 
-RowSums = dict[fx.Node, fx.Node]
-"""For gradients `[R, C]` whose sum along the rows is known without adding up: that sum, `[R, 1]`."""
+
+@dataclass(frozen=True)
+class Row:
+    """What the rows of a gradient `[R, C]` hold, each `[R, 1]` in its type, or in float32 what a loss's own backward rounds to
+    a half: `picked` at one column, `rest` (None: 0) at all others; `rest` at every column where nothing is picked."""
+
+    rest: fx.Node | None
+    picked: fx.Node | None
+
+    def mapped(self, build: Callable[[fx.Node], fx.Node]) -> Row:
+        """The rows after an op on each element that makes 0 of 0."""
+        return Row(self.rest and build(self.rest), self.picked and build(self.picked))
+
+    def total(self, node: fx.Node, columns: int) -> fx.Node:
+        """The sum of each row, `[R, 1]`, before `node`."""
+        if self.rest is None:
+            assert self.picked is not None
+            return wide(node, self.picked)
+        rest = call(node, aten.mul.Scalar, wide(node, self.rest), columns - (self.picked is not None))
+        return rest if self.picked is None else call(node, aten.add.Tensor, rest, wide(node, self.picked))
+
+
+Rows = dict[fx.Node, Row]
+"""By the gradients whose rows are known."""
 
 
 # --- log-softmax ------------------------------------------------------------------------------------------------------
@@ -62,12 +86,14 @@ def log_softmax(node: fx.Node) -> fx.Node:
     return cast(node, call(node, aten.sub.Tensor, x, normalizer), val(node).dtype)
 
 
-def log_softmax_backward(node: fx.Node, total: fx.Node | None) -> fx.Node:
-    """`grad - exp(output) * total`; `total`, the row sum of the gradient, is added up where it is not known."""
+def log_softmax_backward(node: fx.Node, row: Row | None) -> fx.Node:
+    """`grad - exp(output) * total`; `total`, the sum of each row of the gradient, is added up where no `row` is known."""
     args = arguments(node)
     grad, out = wide(node, args["grad_output"]), wide(node, recomputed(node, args["output"]))
-    if total is None:
+    if row is None:
         total = call(node, aten.sum.dim_IntList, grad, [args["dim"]], True)
+    else:
+        total = row.total(node, shape_of(node)[-1])
     slope = call(node, aten.mul.Tensor, call(node, aten.exp.default, out), total)
     return cast(node, call(node, aten.sub.Tensor, grad, slope), val(node).dtype)
 
@@ -120,29 +146,44 @@ def _is_kept_anyway(out: fx.Node, node: fx.Node) -> bool:
     return any(user.op == "output" or (phase(user) == "backward" and user.users) for user in readers)
 
 
-def row_sum(grad: fx.Node, sums: RowSums) -> fx.Node | None:
-    """The sum along the rows of `grad`, where it is known. What is inserted for it comes right behind `grad`."""
-    if grad in sums or grad.op != "call_function":
-        return sums.get(grad)
+def known_row(grad: fx.Node, rows: Rows) -> Row | None:
+    """What the rows of `grad` hold, where it is known. What is inserted for it comes right behind `grad`."""
+    if grad in rows or grad.op != "call_function":
+        return rows.get(grad)
     with grad.graph.inserting_before(grad.next):
-        found = _row_sum_by_rule(grad, sums)
+        found = _row_by_rule(grad, rows)
     if found is not None:
-        sums[grad] = found
+        rows[grad] = found
     return found
 
 
-def _row_sum_by_rule(grad: fx.Node, sums: RowSums) -> fx.Node | None:
+def _row_by_rule(grad: fx.Node, rows: Rows) -> Row | None:
     operands = grad.all_input_nodes
     if grad.target is aten.expand.default and shape_of(operands[0]) == (*shape_of(grad)[:-1], 1):
-        return call(grad, aten.mul.Scalar, wide(grad, operands[0]), shape_of(grad)[-1])
-    if grad.target is aten.mul.Scalar:
-        inner = row_sum(operands[0], sums)
-        return None if inner is None else call(grad, aten.mul.Scalar, inner, grad.args[1])
+        return Row(operands[0], None)
+    if grad.target is aten.mul.Scalar and math.isfinite(grad.args[1]):  # type: ignore[arg-type]
+        inner = known_row(operands[0], rows)
+        return inner and inner.mapped(lambda one: call(grad, aten.mul.Scalar, one, grad.args[1]))
+    if grad.target is aten._to_copy.default and val(operands[0]).is_floating_point():
+        inner = known_row(operands[0], rows)
+        return inner and inner.mapped(lambda one: cast(grad, one, val(grad).dtype))
     is_plain_add = grad.target is aten.add.Tensor and not grad.kwargs
     if not is_plain_add or len(operands) != 2 or any(shape_of(a) != shape_of(grad) for a in operands):
         return None
-    one, other = (row_sum(a, sums) for a in operands)
-    return None if one is None or other is None else call(grad, aten.add.Tensor, one, other)
+    one, other = (known_row(a, rows) for a in operands)
+    return None if one is None or other is None else _added(grad, one, other)
+
+
+def _added(grad: fx.Node, one: Row, other: Row) -> Row | None:
+    """The sum of two rows, unless each has a picked column, which may be two."""
+    if one.picked is not None and other.picked is not None:
+        return None
+
+    def add(a: fx.Node | None, b: fx.Node | None) -> fx.Node | None:
+        return call(grad, aten.add.Tensor, a, b) if a is not None and b is not None else a or b
+
+    rest, picked = add(one.rest, other.rest), one.picked or other.picked
+    return Row(rest, None if picked is None else add(picked, other.rest if one.picked is not None else one.rest))
 
 
 # --- negative log-likelihood ------------------------------------------------------------------------------------------
@@ -168,8 +209,8 @@ def nll_loss(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     return cast(node, loss, dtype), cast(node, count, dtype)
 
 
-def nll_loss_backward(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """The gradient of the log-probabilities, `[R, C]`, and its row sum, `[R, 1]`."""
+def nll_loss_backward(node: fx.Node) -> tuple[fx.Node, Row]:
+    """The gradient of the log-probabilities, `[R, C]`, and what its rows hold."""
     args = arguments(node)
     grad = wide(node, args["grad_output"])
     if args["reduction"] == MEAN:
@@ -182,7 +223,8 @@ def nll_loss_backward(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     arange = call(node, aten.arange.default, classes, dtype=torch.int64, device=val(node).device)
     target = call(node, aten.unsqueeze.default, args["target"], 1)
     is_target = call(node, aten.eq.Tensor, arange, target, name="is_target")
-    return cast(node, call(node, aten.where.ScalarOther, is_target, column, 0.0), val(node).dtype), column
+    found = call(node, aten.where.ScalarOther, is_target, column, 0.0)
+    return cast(node, found, val(node).dtype), Row(None, column)
 
 
 def loss_refusal(node: fx.Node) -> str | None:
@@ -210,7 +252,7 @@ BECOMES: dict[Any, str] = {
 }
 
 
-def rewrite_loss(node: fx.Node, sums: RowSums) -> str | None:
+def rewrite_loss(node: fx.Node, rows: Rows) -> str | None:
     """Replace an op that `becomes` something. Returns None when done, else the reason why it stays."""
     if node.target is aten.sum.dim_IntList:
         return _replace_by(node, lambda: sum_of_log_softmax(node))
@@ -220,15 +262,15 @@ def rewrite_loss(node: fx.Node, sums: RowSums) -> str | None:
     if node.target is aten._log_softmax.default:
         return refusal(node) or _replace_by(node, lambda: log_softmax(node))
     if node.target is aten._log_softmax_backward_data.default:
-        total = row_sum(node.args[0], sums)  # type: ignore[arg-type]
+        row = known_row(node.args[0], rows)  # type: ignore[arg-type]
         # Without a sum it is pointwise, and a row of any length fits.
-        reason = refusal(node) if total is None else None
-        return reason or _replace_by(node, lambda: log_softmax_backward(node, total))
+        reason = refusal(node) if row is None else None
+        return reason or _replace_by(node, lambda: log_softmax_backward(node, row))
     if reason := loss_refusal(node):
         return reason
     if node.target is aten.nll_loss_forward.default:
         return replace_parts(node, nll_loss)
-    return _replace_loss_backward(node, sums)
+    return _replace_loss_backward(node, rows)
 
 
 def _replace_by(node: fx.Node, build: Callable[[], fx.Node]) -> str | None:
@@ -239,11 +281,11 @@ def _replace_by(node: fx.Node, build: Callable[[], fx.Node]) -> str | None:
     return reason
 
 
-def _replace_loss_backward(node: fx.Node, sums: RowSums) -> str | None:
+def _replace_loss_backward(node: fx.Node, rows: Rows) -> str | None:
     with node.graph.inserting_before(node):
-        grad, total = nll_loss_backward(node)
+        grad, row = nll_loss_backward(node)
     if reason := replace_value(node, grad):
         return reason
-    sums[grad] = total
+    rows[grad] = row
     swap_names(grad, node)
     return None

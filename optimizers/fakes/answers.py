@@ -23,7 +23,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from tracefuse.optimizers.fakes.made import fake_memory, fake_tensor, fake_view, holds_just
+from tracefuse.optimizers.fakes.made import fake_memory, fake_tensor, fake_view, holds_just, like
 
 _OWN = {"aten", "prims"}
 
@@ -84,6 +84,8 @@ def yields(mode: FakeTensorMode, target: Callable[..., Any], args: Sequence[Any]
 
 
 def _asked(mode: FakeTensorMode, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if target is torch.ops.aten._pin_memory.default:
+        return like(args[0])  # torch has no answer (2.11 to 2.15), and looks for a GPU
     # What torch yields under autocast follows from more than the arguments.
     with mode, torch.no_grad(), torch._C._DisableAutocast():
         return target(*args, **kwargs)

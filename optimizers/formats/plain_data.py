@@ -55,7 +55,7 @@ def written(value: Any, special: Special = types.MappingProxyType({})) -> Any:
         return [written(item, special) for item in value]
     if isinstance(value, frozenset):
         return sorted(written(item, special) for item in value)
-    raise SessionError(f"a {type(value).__name__} cannot be saved: leave out what holds it")
+    raise SessionError(f"an object of type {type(value).__name__} cannot be saved: leave out what holds it")
 
 
 def _one_line(value: str) -> str:
@@ -210,7 +210,7 @@ def _some(names: Any) -> str:
 def shown(data: Any) -> str:
     """A short text for an error: what a file holds may be as long as it likes."""
     if isinstance(data, (list, dict)):
-        return f"a {'list' if isinstance(data, list) else 'object'} of {len(data)}"
+        return f"{'a list' if isinstance(data, list) else 'an object'} of {len(data)}"
     if isinstance(data, int) and data.bit_length() > 128:
         return f"a number of {data.bit_length()} bits"
     return repr(data if not isinstance(data, str) else data[:40])

@@ -8,6 +8,7 @@ Sources: ATen's formulas in `aten/src/ATen/native/cuda/Activation*Kernel.cu`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,14 @@ SQRT_2_OVER_PI = "0.7978845608028654"
 GELU_CUBIC = "0.044715"
 MISH_IS_PLAIN = "20.0"
 """Above it `mish(x)` is x to the last digit of a float64: `2 / exp(2 * 20)` is below its rounding."""
+
+DENSITY_EXPONENT = 14
+"""A GPU's `exp2` flushes subnormal numbers; scaled so, the density of what bf16 keeps of GELU, x > -14, is none."""
+
+CDF_ROOT = (0.5513381362, 0.08550604433)
+CDF_RATIO = (-7.546544075e-05, 0.1179771876, 0.1005799855, 0.1351957552, 0.009175064668, 0.1371474883)
+"""The numbers of `_cdf`, those of the polynomial from the constant up: the least largest error relative to the tail, weighted
+by 1 near 0 and by 1/5 from |x| = 3 on, under the condition that they are 0.5 together."""
 
 A_SIXTH = "0.1666666716337204"
 """As the backward of ATen's `hardsigmoid` has it, in float64 too: the float32 next to it."""
@@ -59,19 +68,26 @@ def _gelu_rounded(x: str, approximate: str = "none") -> str:
 def _gelu_rounded_backward(grad: str, x: str, approximate: str = "none") -> str:
     if approximate != "none":
         return _gelu_backward(grad, x, approximate)
-    return f"{grad} * ({_cdf(x)} + {x} * tl.exp(-0.5 * {x} * {x}) * {INV_SQRT_2PI})"
+    return f"{grad} * ({_cdf(x)} + {x} * {float(INV_SQRT_2PI) * 2.0**-DENSITY_EXPONENT!r} * {_scaled_density(x)})"
 
 
 def _cdf(x: str) -> str:
-    """The normal distribution function to 1e-7, with an exponential and a division where `erf` takes thirty instructions."""
-    # Abramowitz and Stegun, "Handbook of mathematical functions", 7.1.26: `erfc(z) = poly(t) * exp(-z * z)` with
-    # `t = 1 / (1 + p * z)` and `z = |x| / sqrt(2)`.
-    t = f"(1.0 / (1.0 + {0.3275911 * 0.5**0.5!r} * tl.abs({x})))"
-    tail = "0.5307027145"
-    for coefficient in ("-0.7265760135", "0.7107068705", "-0.142248368", "0.127414796"):
-        tail = f"({coefficient} + {t} * {tail})"
-    tail = f"({t} * {tail} * tl.exp(-0.5 * {x} * {x}))"
+    """The normal distribution function, by two instructions of the special function unit where `erf` takes thirty in all.
+
+    Its value at -|x| is `density * polynomial(1 / sqrt(1 + b * |x| + c * x * x))`, as Mills' ratio is nearly of that form: to
+    5e-7 of it where |x| < 3, and to 3e-6 up to 14. At 0 it is 0.5, in float32 too.
+    """
+    root = f"tl.rsqrt(1.0 + {CDF_ROOT[0]} * tl.abs({x}) + {CDF_ROOT[1]} * ({x} * {x}))"
+    ratio = repr(CDF_RATIO[-1] * 2.0**-DENSITY_EXPONENT)
+    for coefficient in CDF_RATIO[-2::-1]:
+        ratio = f"({coefficient * 2.0**-DENSITY_EXPONENT!r} + {root} * {ratio})"
+    tail = f"{_scaled_density(x)} * {ratio}"
     return f"tl.where({x} < 0, {tail}, 1.0 - {tail})"
+
+
+def _scaled_density(x: str) -> str:
+    """`exp(-x * x / 2) * 2**DENSITY_EXPONENT`."""
+    return f"tl.exp2({DENSITY_EXPONENT}.0 - {0.5 / math.log(2)!r} * ({x} * {x}))"
 
 
 def _silu_backward(grad: str, x: str) -> str:

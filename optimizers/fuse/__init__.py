@@ -9,7 +9,8 @@ lies between in registers, and writes only what others read:
 A long tree of adds becomes a kernel that sums any number of operands (`long_sums`). Kernels are merged (`merging`) and cheap
 values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
 needs both as it is and transposed would have it read its inputs twice.
-Kernels that were timed and lost are left out (`timed`).
+Kernels that were timed and lost are left out (`timed`). Casts of parameters that no kernel holds are made by one launch
+(`casts`).
 
 It does nothing to matmuls, attention, convolutions, scatters and random ops (but dropout on a GPU: `dropout`), to most
 single ops (ATen's kernel moves the same bytes) and to views (they are free).
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tracefuse.optimizers.fuse.carving import Carver
+from tracefuse.optimizers.fuse.casts import cast_together
 from tracefuse.optimizers.fuse.dropout import drop_unmasked, dropouts, split_dropouts
 from tracefuse.optimizers.fuse.dropout import refusal as dropout_refusal
 from tracefuse.optimizers.fuse.duplicating import duplicate_pieces
@@ -62,7 +64,9 @@ class Fuse:
                 break
             # A mask that is stored after all is drawn faster by ATen: begin again without its dropout.
             stored |= dict.fromkeys(masks, "its mask is read by what is no kernel, and so must be stored")
-        for decision in told:
+        merged: list[Decision] = []
+        cast = cast_together(fused, merged.append)
+        for decision in (*(one for one in told if one.value not in cast), *merged):
             decide(decision)
         return fused
 

@@ -34,8 +34,8 @@ from tracefuse.optimizers.lowering.placements import SCATTERS as PLACES
 from tracefuse.optimizers.lowering.placements import scatter_refusal
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
-from tracefuse.optimizers.ops import aten, is_view, once_per_operator, reached
-from tracefuse.optimizers.trace import SHORT_DTYPE, phase, shape_of, tensors, val
+from tracefuse.optimizers.ops import arguments, aten, is_view, once_per_operator, reached
+from tracefuse.optimizers.trace import HALVES, SHORT_DTYPE, phase, shape_of, tensors, val
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
 SCATTERS = {"embedding_dense_backward", "index_put", "scatter", "scatter_add", "index_add"}
@@ -87,9 +87,9 @@ def slow_in_aten(node: fx.Node) -> str | None:
     """Why a kernel of this op alone beats ATen's, which moves no more bytes by its arguments; None where it does not."""
     if node.target in FILL_THEN_COPY:
         return "ATen fills the result first, and copies then"
-    if node.target is aten.gelu.default and val(node).dtype is torch.float32:
-        # `tests/bench/gpt_step.py --program tf32 --breakdown` has both.
-        return "ATen's own kernel of float32 does not keep up with memory"
+    if _is_slow_gelu(node):
+        # `tests/bench/gpt_step.py --breakdown` has both.
+        return f"ATen's own kernel of {SHORT_DTYPE[val(node).dtype]} does not keep up with memory"
     if node.target in WINDOW_OPS - NEAREST:
         # Of programs with a pool, torch.compile, which gathers as we do, took 0.3 to 0.7 of eager's time on an H200.
         return "ATen's own kernel of windows does not keep up with memory"
@@ -98,6 +98,14 @@ def slow_in_aten(node: fx.Node) -> str | None:
     if is_composite or (columns is not None and not columns.is_split):
         return "ATen's own kernel reads that twice, or at half the speed of memory"
     return None
+
+
+def _is_slow_gelu(node: fx.Node) -> bool:
+    """Whether ATen's error function takes longer than memory, and our kernel of about half its instructions does not."""
+    if node.target is aten.gelu.default and val(node).dtype is torch.float32:
+        return True
+    is_gelu = node.target in (aten.gelu.default, aten.gelu_backward.default) and val(node).dtype in HALVES
+    return is_gelu and arguments(node)["approximate"] == "none"
 
 
 def _getitem_refusal(node: fx.Node) -> str | None:

@@ -5,7 +5,7 @@
 
 A table is made when one of the addresses is new, and copied from pinned memory, so that the host does not wait. A CUDA graph
 repeats that copy at each replay: it reads pinned memory that was set aside at an earlier launch, and that nothing else ever
-writes to; its parts, which only sizes decide, it finds made.
+writes to; its parts, which only sizes decide, it finds made. Each graph copies for itself, as another one may never run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 TABLES = '''_tables = {}  # What a kernel over lists was launched on -> its tables in the GPU's memory, the latest ones.
 _parts = {}  # Sizes of tensors -> which part of which tensor each program does.
 _set_aside = {}  # Rows and columns of a table -> pinned memory and memory of the GPU for the next CUDA graph's.
+_wanting = {}  # The same -> how many such tables were made outside of CUDA graphs.
 _held = []  # What CUDA graphs read: they keep nothing alive themselves.
 
 
@@ -26,21 +27,26 @@ def tables_of(kernel, size, elements, *lists):
     stream = _stream(device.index) if device.type == "cuda" else 0
     sizes = tuple([t.numel() for t in lists[0]])
     addresses = tuple([tuple([t.data_ptr() for t in one]) for one in lists])
-    key = (id(kernel), stream, size, sizes, addresses)
+    key = (id(kernel), stream, size, sizes, addresses, is_captured)
     found = _tables.get(key)
+    if device.type == "cuda" and not is_captured:
+        _set_aside_for((len(sizes), len(lists) + 2), device, found is None)
     if found is None:
         parts, programs = _parts_of(size, sizes, device, is_captured)
         rows = [
             [n, n if all(a % 16 == 0 for a in row[:elements]) else 0, *row]
             for n, row in zip(sizes, zip(*addresses, strict=True), strict=True)
         ]
-        table = _copied(torch.tensor(rows, dtype=torch.int64), device, is_captured)
-        found = _tables[key] = table, parts, programs
+        host = torch.tensor(rows, dtype=torch.int64)
+        pinned, table = _taken(host, device) if is_captured else (None, _copied(host, device))
+        found = _tables[key] = pinned, table, parts, programs
         if len(_tables) > 1024:
             del _tables[next(iter(_tables))]
+    pinned, *tables = found
     if is_captured:
+        tables[0].copy_(pinned, non_blocking=True)
         _held.append(found)
-    return found
+    return tables
 
 
 def written_over(results, targets):
@@ -60,21 +66,34 @@ def _parts_of(size, sizes, device, is_captured):
         rows = torch.repeat_interleave(torch.arange(len(sizes)), counts)
         pairs = torch.stack([rows, torch.arange(programs) - before], 1).flatten()
         host = torch.cat([torch.tensor([programs]), pairs]).to(torch.int32)
-        found = _parts[size, sizes, device] = _copied(host, device, False), programs
+        found = _parts[size, sizes, device] = _copied(host, device), programs
     return found
 
 
-def _copied(host, device, is_captured):
-    """`host` on `device`; within a CUDA graph as one of its operations, from memory that stays as it is."""
+def _set_aside_for(shape, device, is_new):
+    """See to it that each launch with such a table finds memory in the next CUDA graph, also where one took it before."""
+    place = shape, torch.int64, device
+    wanted, waiting = _wanting.get(place, 0) + is_new, _set_aside.setdefault(place, [])
+    _wanting[place] = min(wanted, 256)
+    while len(waiting) < _wanting[place]:
+        table = torch.empty(shape, dtype=torch.int64, device=device)
+        waiting.append((torch.empty(shape, dtype=torch.int64, pin_memory=True), table))
+
+
+def _taken(host, device):
+    """Pinned memory that stays as it is, with what `host` has, and memory of the GPU for it, of what was set aside."""
+    waiting = _set_aside.get((host.shape, host.dtype, device))
+    if not waiting:
+        raise RuntimeError("a kernel over lists is captured before it ran: run the program once, then capture it")
+    pinned, table = waiting.pop()
+    return pinned.copy_(host), table
+
+
+def _copied(host, device):
+    """`host` on `device`."""
     if device.type != "cuda":
         return host
     waiting = _set_aside.setdefault((host.shape, host.dtype, device), [])
-    if is_captured:
-        if not waiting:
-            raise RuntimeError("a kernel over lists is captured before it ran: run the program once, then capture it")
-        pinned, table = waiting.pop()
-        _held.append(pinned)
-        return table.copy_(pinned.copy_(host), non_blocking=True)
     if host.dtype == torch.int64 and len(waiting) < 256:
         waiting.append((host.pin_memory(), torch.empty(host.shape, dtype=host.dtype, device=device)))
     return host.pin_memory().to(device, non_blocking=True)

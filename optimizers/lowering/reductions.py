@@ -18,6 +18,8 @@ from tracefuse.optimizers.trace import shape_of
 
 _FILL = {"sum": "0", "max": "float('-inf')", "min": "float('inf')"}
 _LARGEST_PLACE = "2147483647"
+GROUP = 4
+"""Elements of a row that a thread reads side by side, where rows begin at multiples of 16 bytes: f32's 4, a half's 8."""
 
 
 def reduce(self: Lowering, node: fx.Node, block: Value, how: str, hint: str) -> Value:
@@ -61,8 +63,9 @@ def place_of(self: Lowering, node: fx.Node, block: Value, best: Value) -> Value:
 def exponentials(self: Lowering, node: fx.Node, block: Value, is_held: bool = False) -> tuple[Value, Value]:
     """(maximum of the row, sum of `exp(block - maximum)` along the row).
 
-    In a loop both come from one pass over the row: a lane's sum is rescaled whenever its maximum grows. With `is_held` an
-    infinite maximum is held to the largest or smallest finite number, so that the sum is NaN only where the row has one.
+    In a loop both come from one pass over the row: a lane's sum is rescaled whenever its maximum grows, once for a `GROUP` of
+    elements where a thread has such. With `is_held` an infinite maximum is held to the largest or smallest finite number, so
+    that the sum is NaN only where the row has one.
     Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
     """
     bounds, dtype = torch.finfo(getattr(torch, block.dtype)), block.dtype
@@ -76,19 +79,32 @@ def exponentials(self: Lowering, node: fx.Node, block: Value, is_held: bool = Fa
     text, key = _whole_block(self, block, _FILL["max"]), ("exponentials", block.text, is_held)
     if key not in self.seen:
         peaks, sums, peak = (self.fresh(name) for name in ("peaks", "sums", "peak"))
-        shape, larger = self.layout.block_shape(), f"tl.maximum({peaks}, {text})"
-        updates = (
+        shape, updates, greatest, power = self.layout.block_shape(), [], text, f"tl.exp({text} - {peak})"
+        if _has_groups(self, block):
+            group = self.fresh("group")
+            shape = f"(COLS // {GROUP},)"
+            updates.append(f"{group} = tl.reshape({text}, (COLS // {GROUP}, {GROUP}))")
+            greatest, power = f"tl.max({group}, axis=1)", f"tl.sum(tl.exp({group} - {peak}[:, None]), axis=1)"
+        larger = f"tl.maximum({peaks}, {greatest})"
+        updates += [
             f"{peak} = tl.minimum({larger}, {bounds.max!r})" if is_held else f"{peak} = {larger}",
-            f"{sums} = {sums} * tl.exp({peaks} - {peak}) + tl.exp({text} - {peak})",
+            f"{sums} = {sums} * tl.exp({peaks} - {peak}) + {power}",
             f"{peaks} = {peak}",
-        )
+        ]
         starts = {peaks: f"tl.full({shape}, {bounds.min!r}, tl.{dtype})", sums: f"tl.zeros({shape}, tl.{dtype})"}
-        self.accumulators.append(Accumulator(starts, updates, comment_of(node)))
+        self.accumulators.append(Accumulator(starts, tuple(updates), comment_of(node)))
         lanes = block.lanes - {"col"}
         maximum = self.emit(node, f"tl.max({peaks}, axis=0)", dtype, lanes, "maximum")
         total = self.emit(node, f"tl.sum({sums} * tl.exp({peaks} - {maximum.text}), axis=0)", dtype, lanes, "total")
         self.seen[key], self.seen["total", block.text, is_held] = maximum, total
     return self.seen[key], self.seen["total", block.text, is_held]
+
+
+def _has_groups(self: Lowering, block: Value) -> bool:
+    """Whether each thread holds whole groups of the row's elements, so that no two share one."""
+    layout, threads = self.layout, 32 * self.layout.num_warps
+    is_aligned = layout.row_length % (2 * GROUP) == 0 and layout.is_flat
+    return is_aligned and block.dtype == "float32" and layout.blocks["col"] >= GROUP * threads
 
 
 def _whole_block(self: Lowering, block: Value, fill: str) -> str:

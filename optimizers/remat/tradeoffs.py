@@ -35,6 +35,8 @@ from tracefuse.optimizers.remat.schedule import forget
 from tracefuse.optimizers.trace import Trace
 
 BUDGETS = tuple(tenth / 10 for tenth in range(10, -1, -1))
+WEIGHTS = 1.0, 0.5, 0.0
+"""Input weights that are compared, and offered."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Point:
 def pareto(
     trace: Trace,
     budgets: Sequence[int | float | None] = BUDGETS,
-    weights: Sequence[float] = (1.0, 0.5, 0.0),
+    weights: Sequence[float] = WEIGHTS,
     options: RematOptions | None = None,
 ) -> list[Point]:
     """A point for each weight and budget, weights outermost, with the other `options` as they are.

@@ -121,9 +121,18 @@ def test_its_answer_stands_beside_the_switch(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(1)
 
 
-@pytest.mark.parametrize(
-    "control", ["tf-freeze", "tf-remat-weight", "tf-memory-budget", "tf-option-remat-longest_chain"]
-)
+def test_the_input_weights_of_remat_are_held(page: Page) -> None:
+    weights = page.get_by_test_id("tf-remat-weight")
+    before = shown(page)
+    for weight in ("0", "1"):
+        weights.select_option(weight)
+        expect(weights).to_have_value(weight)
+        expect(page.get_by_test_id("tf-error-passes")).to_have_count(0)
+    weights.select_option("0.5")
+    assert shown(page) == before
+
+
+@pytest.mark.parametrize("control", ["tf-freeze", "tf-memory-budget", "tf-option-remat-longest_chain"])
 def test_a_control_with_nothing_to_choose_says_so(page: Page, control: str) -> None:
     expect(page.get_by_test_id(control)).to_be_disabled()
     title = page.get_by_test_id(control).locator("..").get_attribute("title")

@@ -75,6 +75,18 @@ class Views(nn.Module):
         return x.t(), y, y[:, :4]
 
 
+class Parts(nn.Module):
+    """Results whose gradients are added as they come, each to a part of one value's, after a backward op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.linear(x)
+        return y[:, 0].clone(), y[:, 1:].clone(), y.sin()
+
+
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +140,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]
     "residual": (Residual, numbers),
     "tied": (Tied, tokens),
     "views": (Views, numbers),
+    "parts": (Parts, numbers),
     "checkpointed": (Checkpointed, numbers),
     "graph break": (Broken, numbers),
     "number that decides": (Deciding, numbers),

@@ -356,11 +356,6 @@ def quantised() -> Tensor:
     return torch.quantize_per_tensor(torch.randn(4), 0.1, 10, torch.quint8).dequantize() * leaf()
 
 
-def mkldnn_lstm() -> Tensor:
-    with torch.backends.mkldnn.flags(enabled=True):
-        return nn.LSTM(3, 4)(torch.randn(5, 2, 3))[0]
-
-
 def new_data() -> Tensor:
     loss = (WEIGHT * WEIGHT).sum()
     loss.backward()
@@ -433,8 +428,6 @@ REFUSED = {
     new_data: ("gives one of its inputs new data", "before the capture"),
     new_memory: ("gives one of its inputs new data.*INPUT.set_", "before the capture"),
 }
-if torch.backends.mkldnn.is_available():
-    REFUSED[mkldnn_lstm] = ("mkldnn_rnn_layer_backward", "smaller piece")
 
 
 @pytest.mark.parametrize("program", REFUSED, ids=lambda program: program.__name__)

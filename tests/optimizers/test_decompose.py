@@ -8,14 +8,16 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 from traces import Tried, captured, demanded, ops, tried
 
 import tracefuse
 from tracefuse.optimizers.decompose import BECOMES, Decompose
+from tracefuse.optimizers.decompose.losses import Rows, known_row, rewrite_loss
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import saved_values
-from tracefuse.optimizers.trace import phase, tensor_type
+from tracefuse.optimizers.rewrite import mark_overwritten
+from tracefuse.optimizers.trace import Output, phase, tensor_type
 
 aten = torch.ops.aten
 f64, bf16 = torch.float64, torch.bfloat16
@@ -128,6 +130,53 @@ def test_halves_are_computed_in_f32(dtype: torch.dtype, smoothing: float) -> Non
     error, eager_error = (torch.dist(g.double(), exact.grad) for g in (gradient, eager_gradient))  # type: ignore[arg-type]
     assert error <= eager_error * 2 + torch.finfo(torch.float32).eps * exact.grad.norm()  # type: ignore[union-attr]
     torch.testing.assert_close(loss, eager_loss, rtol=2e-2, atol=0)
+
+
+def autocast_on_a_gpu(y: Tensor, smoothing: float, ignored: int) -> Tensor:
+    """What cross-entropy is under autocast to a half on a GPU: log-probabilities are a half, and `nll_loss` casts them."""
+    logp, chosen = F.log_softmax(y, 1), targets(ignored)
+    nll = F.nll_loss(logp.float(), chosen, ignore_index=ignored)
+    spread = -logp.sum(1).masked_fill(chosen == ignored, 0.0)
+    return nll * (1 - smoothing) + spread.sum() * (smoothing / CLASSES) if smoothing else nll
+
+
+@pytest.mark.parametrize("dtype", [bf16, torch.float16], ids=str)
+@pytest.mark.parametrize(("smoothing", "ignored"), [*product((0.0, 0.1), IGNORED)])
+def test_the_row_sum_of_a_gradient_that_is_cast_is_known(dtype: torch.dtype, smoothing: float, ignored: int) -> None:
+    x = logits(dtype)
+    result = tried(Decompose(), captured(lambda: _backward(autocast_on_a_gpu(x, smoothing, ignored))))
+    assert "sum" not in [
+        op for op, node in zip(ops(result.after), result.after.ops, strict=True) if phase(node) == "backward"
+    ]
+    loss, gradient = tracefuse.replay(result.after, result.captured.example_inputs)
+    eager_loss, eager_gradient = result.captured.replay()
+    torch.testing.assert_close(loss, eager_loss, rtol=2 * torch.finfo(dtype).eps, atol=0)
+    # An ulp of the probability, which the backward computes again, and one of the gradient.
+    ulps = 2 * torch.finfo(dtype).eps * eager_gradient.abs().amax(1, keepdim=True)
+    assert bool(((gradient - eager_gradient).abs() <= ulps).all())
+
+
+@pytest.mark.parametrize("dtype", [bf16, torch.float16, f64], ids=str)
+def test_what_a_row_holds_adds_up_to_its_sum_to_the_bit(dtype: torch.dtype) -> None:
+    """Each element is rounded as ATen rounds it: a sum of the rounded elements in float64 is that of the known row."""
+    x = logits(dtype)
+    capture = captured(lambda: _backward(autocast_on_a_gpu(x, 0.1, 5)))
+    (gradient,) = [n.args[0] for n in capture.trace.ops if n.target is aten._log_softmax_backward_data.default]
+    assert isinstance(gradient, fx.Node)
+    new, rows = capture.trace.copy(), Rows()
+    mark_overwritten(new)
+    for node in [n for n in new.ops if n.target is aten.nll_loss_backward.default]:
+        assert rewrite_loss(node, rows) is None
+    grad = new.node(gradient.name)
+    row = known_row(grad, rows)
+    assert row is not None
+    assert row.rest is not None
+    assert row.picked is not None
+    shown = new.with_outputs([(Output("result", n.name), n) for n in (grad, row.rest, row.picked)])
+    found, rest, picked = (one.double() for one in tracefuse.replay(shown, capture.example_inputs))
+    is_picked = (torch.arange(CLASSES) == targets(5)[:, None]) & (targets(5) != 5)[:, None]
+    assert torch.equal(found, torch.where(is_picked, picked, rest.expand_as(found)))
+    assert torch.equal(picked[targets(5) == 5], rest[targets(5) == 5])
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum"])
@@ -289,6 +338,69 @@ def test_a_scatter_to_other_places_stays() -> None:
     x, place = torch.randn(4, 5, dtype=f64), torch.tensor([[1], [0], [4], [2]])
     result = tried(Decompose(), captured(lambda x: torch.zeros_like(x).scatter(1, place, x[:, :1]), x))
     assert "scatter" in result.ops
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def embedded(places: Callable[[], Tensor], padding: int | None = None, dtype: torch.dtype = f64) -> Tried:
+    """A training cell that embeds places in 9 rows, and whose gradient has a -0."""
+    weight = torch.randn(9, 5, generator=torch.Generator().manual_seed(6), dtype=f64).to(dtype).requires_grad_()
+
+    def step() -> Tensor:
+        rows = F.embedding(places(), weight, padding_idx=padding)
+        loss = (rows.sin() * torch.arange(-2, 3, dtype=dtype)).sum()
+        loss.backward()
+        return loss
+
+    return tried(Decompose(), tracefuse.capture(step))
+
+
+@pytest.mark.parametrize("dtype", [f64, bf16], ids=str)
+@pytest.mark.parametrize(
+    ("places", "padding"),
+    [
+        (lambda: torch.arange(9), None),
+        (lambda: torch.arange(9)[None], None),
+        (lambda: torch.arange(9)[:, None], None),
+    ],
+    ids=["as they are", "a batch of one", "a column"],
+)
+def test_the_gradient_of_rows_in_turn_is_a_copy(
+    places: Callable[[], Tensor], padding: int | None, dtype: torch.dtype
+) -> None:
+    result = embedded(places, padding, dtype)
+    assert "embedding_dense_backward" not in result.ops
+    assert result.reasons("decompose") == ["it becomes the gradients themselves, one for each row"]
+    found = tracefuse.replay(result.after, result.captured.example_inputs)
+    for one, other in zip(found, result.captured.replay(), strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one.signbit(), other.signbit())
+
+
+@pytest.mark.parametrize(
+    ("places", "padding"),
+    [
+        (lambda: torch.arange(9).expand(2, 9), None),
+        (lambda: torch.arange(9), 3),
+        (lambda: torch.arange(6), None),
+        (lambda: torch.arange(9).view(3, 3).t(), None),
+        (lambda: torch.arange(9)[-1:].expand(9), None),
+        (lambda: torch.arange(9)[2], None),
+        (lambda: torch.tensor([0, 1, 2]), None),
+    ],
+    ids=[
+        "each twice",
+        "the padding among them",
+        "fewer rows",
+        "in another order",
+        "one nine times",
+        "one alone",
+        "data",
+    ],
+)
+def test_the_gradient_of_other_places_stays(places: Callable[[], Tensor], padding: int | None) -> None:
+    assert "embedding_dense_backward" in embedded(places, padding).ops
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from pages import models_table, op_db_table, people_table
+from trust import fix_rows
+
+from tracefuse.measure.timing import MIN_ROUNDS
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
 
@@ -70,3 +73,28 @@ def test_a_model_is_right_if_everything_is() -> None:
     assert models_table.is_right(row)
     for wrong in ({"problem": "differs"}, {"replay": "1 outputs differ"}, {"exported": "failed: BAD"}):
         assert not models_table.is_right(row | wrong)
+
+
+def tried(predicted_ms: float, measured_ms: float, varies_ms: float = 0.2, rounds: int = MIN_ROUNDS) -> fix_rows.Row:
+    step_ms = {"as it is": [50.0, 50 - varies_ms, 50 + varies_ms]}
+    found = {"predicted_ms": predicted_ms, "measured_ms": [measured_ms, measured_ms - 0.1, measured_ms + 0.1]}
+    return {**found, "ratio": predicted_ms / measured_ms, "step_ms": step_ms, "rounds": rounds, "error": ""}
+
+
+def test_a_fix_is_judged_by_what_the_rounds_resolve() -> None:
+    assert fix_rows.LEAST_ROUNDS == MIN_ROUNDS
+    assert fix_rows.judged(tried(1.0, 0.7)) == ""
+    assert fix_rows.judged(tried(1.0, 0.6)) == "off"
+    assert fix_rows.judged(tried(0.02, -0.19)) == "cannot be told: the step varies by ±0.2 ms"
+    assert fix_rows.judged(tried(0.1, 0.1)) == "cannot be told: the step varies by ±0.2 ms", "though they agree"
+    assert fix_rows.judged(tried(0.62, -0.04)) == "off", "as much was promised as the rounds resolve"
+    assert fix_rows.judged(tried(0.02, 0.3)) == "off", "what was gained could be seen"
+    assert fix_rows.judged(tried(0.02, -0.19, rounds=MIN_ROUNDS - 1)) == "off", "the spread of few rounds is not known"
+
+
+def test_what_cannot_be_told_is_neither_within_nor_off() -> None:
+    failed = {"predicted_ms": None, "measured_ms": None, "ratio": None, "error": "ValueError: no number"}
+    rows = [tried(1.0, 0.9), tried(1.0, 1.1), tried(1.0, 2.0), tried(0.02, 0.01), failed]
+    assert fix_rows.share_within(rows) == pytest.approx(2 / 4)
+    assert fix_rows.summary(rows) == "2 of 4 within a factor of 1.5: 50%; 1 cannot be told"
+    assert fix_rows.share_within([]) == 0

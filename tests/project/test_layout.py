@@ -241,9 +241,13 @@ def test_a_folder_holds_few_enough_files_to_be_read_as_a_list(root: Path) -> Non
     assert {folder: number for folder, number in count.items() if number > MOST_FILES} == {}
 
 
-def test_the_readme_names_no_folder_twice(root: Path) -> None:
+def test_the_readme_names_each_folder_once_and_from_the_ground_up(root: Path) -> None:
     rows = re.findall(r"^\| `([^`]+/)` \|", (root / "README.md").read_text(), re.M)
     assert len(rows) > 30
+    own = [name.rstrip("/") for name in rows if name.startswith(("explorer", "widgets")) and name != "widgets/js/"]
+    assert own == sorted(own, key=floor)
+    pure = [name.rstrip("/") for name in rows if name.startswith("optimizers/") and name != "optimizers/"]
+    assert all(PURE[name] & set(pure[at:]) <= {name} for at, name in enumerate(pure))
     assert {folder: count for folder, count in Counter(rows).items() if count > 1} == {}
 
 

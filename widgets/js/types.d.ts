@@ -222,8 +222,8 @@ interface KernelRecord {
   said: string;
   /** The value of its first call. */
   part: string;
-  /** The ops that all its calls stand for; null where no pass made it. `made` of them are no ops of the capture. */
-  replaces: { ops: [string, number][]; launches: number; again: number; us: number; nbytes: number } | null;
+  /** The ops that all its calls stand for; null where no pass made it. `us` is null where parts of them were not timed apart. */
+  replaces: { ops: [string, number][]; launches: number; again: number; us: number | null; nbytes: number } | null;
   kind: TimeKind | "";
   calls: number;
   ops: string[];
@@ -412,7 +412,10 @@ interface Payload {
   layers: LayerRow[];
   /** What was computed and never used: no part of the program that the passes see. */
   unused: { provenance: string, ops: Unused[] };
+  /** In the order in which they are told everywhere. */
   findings: Finding[];
+  /** How many have too small a share of the step to be told, and which; "" for none. */
+  below: string;
   /** By the detectors. */
   looked_for: string[];
   /** What "before" is everywhere: the captured trace, or a pinned configuration. */

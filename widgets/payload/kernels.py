@@ -9,7 +9,7 @@ figure here is shown by a column of `widgets/js/kernels/panel.js`.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +52,8 @@ MAX_VALUES = 24
 """Calls that are named: more than anybody follows by hand."""
 MOST_LINES = 8
 """Lines of one kernel that are named: the others have small parts of it."""
+WHOLE = 1 - 1e-6
+"""The share of an op that a kernel has to do for the op's time to be its own."""
 Stood = Mapping[str, Sequence[tuple[fx.Node, float]]]
 Resources = dict[str, Any]
 """What `inspect_kernel` found: {registers, shared_bytes, spills, target}."""
@@ -152,17 +154,23 @@ def _replaces(
     captured: OpTimes,
 ) -> dict[str, Any] | None:
     """The captured ops that all calls of a kernel did away with: how many, of which kinds, their time and bytes, of an op that
-    several kernels share the part that is theirs; and how many ops it computes again. None of a kernel that no pass made."""
+    several kernels share the part that is theirs; and how many ops it computes again. The time is None where most of it is
+    such parts, which nobody timed apart. None of a kernel that no pass made."""
     if any(call.name not in found for call in calls):
         return None
     ops = [one for call in calls for one in stood[call.name]]
     named = {node.name: node for node, _ in ops}
     kinds = Counter(map(said, named.values()))
+    shares: defaultdict[str, float] = defaultdict(float)
+    for node, share in ops:
+        shares[node.name] += share
+    us = {name: share * captured.us.get(name, 0.0) for name, share in shares.items()}
+    total_us, known_us = sum(us.values()), sum(us[name] for name, share in shares.items() if share > WHOLE)
     return {
         "ops": [[name, count] for name, count in kinds.most_common()],
         "launches": len(named),
         "again": sum(recomputes(node) is not None for call in calls for node in found[call.name].ops),
-        "us": sum(share * captured.us.get(node.name, 0.0) for node, share in ops),
+        "us": total_us if known_us >= total_us / 2 else None,
         "nbytes": round(sum(share * bytes_moved(node) for node, share in ops)),
     }
 

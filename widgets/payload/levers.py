@@ -102,7 +102,7 @@ def _left(records: Sequence[PassRecord]) -> str:
 def suggested(variant: Variant) -> tuple[str, ...]:
     """Patterns that `freeze` could be given; none where it has some already, or where nothing is trained beside others."""
     found = None if variant.config.freeze else _spares(variant.program.trace)
-    return () if found is None else found[0]
+    return () if found is None or not found[1] else found[0]
 
 
 def _freeze(variant: Variant, clock: Clock) -> dict[str, Any]:
@@ -111,13 +111,15 @@ def _freeze(variant: Variant, clock: Clock) -> dict[str, Any]:
     if found is None:
         return {"needs": "type a pattern of parameters; none is trained beside others here", "suggests": []}
     patterns, ops = found
+    kept = patterns[-1].removeprefix("!")
+    if not ops:
+        return {"needs": f"type a pattern; all but {kept} are frozen already, or need no gradient", "suggests": []}
     frozen = variant.capture.made(variant.config.changed(freeze=patterns))
     if frozen is None:
         times = clock.of(variant.program.whole)
         saves = f"{time_text(sum(times.us.get(name, 0.0) for name in ops))} of the captured step"
     else:
         saves = time_text(max(0.0, clock.times[1].step_us - clock.of(frozen.whole).step_us))
-    kept = patterns[-1].removeprefix("!")
     return {"needs": f"type a pattern; freezing all but {kept} would save {saves}", "suggests": list(patterns)}
 
 

@@ -15,7 +15,6 @@ Timelines are no part of this: see `tracefuse.widgets.payload.timeline`.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.findings.kinds import looked_for
+from tracefuse.findings.order import below_text
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
@@ -52,7 +52,7 @@ from tracefuse.widgets.payload.facts import (
     unused_record,
     update_peak,
 )
-from tracefuse.widgets.payload.findings import finding_records, ops_now
+from tracefuse.widgets.payload.findings import finding_records
 from tracefuse.widgets.payload.kernels import (
     Resources,
     aten_records,
@@ -107,7 +107,8 @@ def payload(
     op_times, deltas = clock.times, pass_deltas(variant, clock)
     rows = layers(before, after, op_times)
     as_it_ran = clock.of(variant.baseline.whole)
-    found = finding_records(variant, (as_it_ran, op_times[1]), tried or {})
+    findings = variant.findings(op_times[1], as_it_ran)
+    found = finding_records(findings, variant, tried or {})
     sizes, stood, stopped = summary(beside, variant, timing), stood_for(variant), blocked(variant)
     return {
         "version": VERSION,
@@ -124,10 +125,9 @@ def payload(
             clock,
             rows,
             found,
-            sizes,
+            sizes["ops"],
             variant.runs_triton,
             deltas,
-            functools.partial(ops_now, variant, stood),
             bool(stopped),
         ),
         "forward": half(beside.forward, variant.forward),
@@ -146,6 +146,7 @@ def payload(
         "layers": [layer_record(layer) for layer in rows],
         "unused": unused_record(variant.capture.dropped),
         "findings": found,
+        "below": below_text(findings.below),
         "looked_for": list(looked_for()),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, stale, None if stale else work) if known else None,

@@ -1,8 +1,10 @@
-"""The part of the wire format that says in one sentence what a step takes, where, and what would shorten it most. Pure.
+"""The part of the wire format that says what a step takes, where, and what to mend first: three short sentences at most. Pure.
 
-A step takes 10.4 ms on an H200, measured (31 ms before the passes); its backward takes 1.9 times its forward, 43 % of it in
-h.*.mlp ×12; fuse pulls the biggest lever, at most 7.4 ms, 23 %, modelled: a loop launches 512 kernels, at train.py:12, now 3
-ops; left to mend: rows of the head's matmul are not aligned (2.1 ms, 20 %).
+A step takes 10.4 ms on H200, measured; 31 ms before the passes. Its backward takes 1.9 times as long as its forward, 43 % of
+that in h.*.mlp ×12. First to mend: rows of the head's matmul are not aligned (2.1 ms, 20 %).
+
+All their times are of one clock. Where launching its kernels takes longer than they do, a step's kernels are counted in place
+of the second sentence, and no share of their time is told.
 """
 
 from __future__ import annotations
@@ -11,12 +13,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tracefuse.findings.finding import MEDIUM
+from tracefuse.device.target import chosen
 from tracefuse.findings.kinds import KINDS
-from tracefuse.measure.launches import HOST_US
-from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.layers import Layers
-from tracefuse.text import counted, share_text, time_text
+from tracefuse.text import share_text, time_text
 from tracefuse.widgets.payload.clock import DEFAULT, Clock
 
 MOST_ACTIONS = 3
@@ -28,32 +28,30 @@ def sentence_record(
     clock: Clock,
     rows: Layers,
     findings: Sequence[Mapping[str, Any]],
-    summary: Mapping[str, Any],
+    ops: tuple[int, int],
     is_on_gpu: bool,
     deltas: Mapping[str, float | None],
-    becomes: Callable[[Sequence[str]], int],
     is_blocked: bool = False,
 ) -> dict[str, Any]:
-    """`said` is the sentence, `head` its part before the levers. `actions` are the findings that lead, each with what it is
-    worth and the passes that pull it already: the one that passes gain more by than what is left of any other, then what is
-    left, the most worth first. `becomes` counts the ops that do the work of the captured ops of these names now. Where it
-    `is_blocked`, the step is only shown, and neither compiled nor measured."""
-    left = sorted(filter(_is_left, findings), key=share_left, reverse=True)
+    """`said` are the sentences, `head` those before the levers. `actions` are the findings that lead, each with what it is
+    worth and the passes that pull it already: the one that passes gain more by than what is left of the first one, then
+    what is left, in the order of `findings`. `ops` are counted before and after the passes. Where it `is_blocked`, the step is
+    only shown, and neither compiled nor measured."""
+    left = list(filter(_is_left, findings))
     pulled = max((one for one in findings if one["mended_by"]), key=_gained, default=None)
-    if pulled is not None and max([0.0, *(share_left(one)[1] for one in left)]) >= _gained(pulled):
+    if pulled is not None and left and _share_left(left[0]) >= _gained(pulled):
         pulled = None
-    of_step, rest = clock.times[1].kind, [one for one in left if one is not pulled]
-    where = " for a GPU" if clock.times[1].kind != "modelled" and not is_on_gpu else ""
-    did = [] if pulled is None else [_pulled(pulled, becomes, where)]
-    head = [_step(clock, summary, is_on_gpu), *_launches(clock, summary, is_blocked), *_where(rows)]
-    levers = [*did, *_lever(rest, deltas, of_step, pulled is not None)]
-    if clock.launch_us is not None:
-        levers[0] = f"by its kernels' time {levers[0]}"
+    rest = [one for one in left if one is not pulled]
+    if clock.launch_us is None:
+        head = [_step(clock, is_on_gpu), *_where(rows)]
+    else:
+        head = _launches(clock, ops, is_on_gpu and not is_blocked)
+    lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
     return {
-        "said": f"{'; '.join([*head, *levers])}.",
-        "head": f"{'; '.join(head)}.",
+        "said": " ".join([*head, lever]),
+        "head": " ".join(head),
         "actions": [*done, *actions][:MOST_ACTIONS],
     }
 
@@ -62,28 +60,32 @@ def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str]
     return {"key": finding["key"], "title": finding["title"], "worth": in_short(worth), "kind": kind, "by": list(by)}
 
 
-def _step(clock: Clock, summary: Mapping[str, Any], is_on_gpu: bool) -> str:
+def _step(clock: Clock, is_on_gpu: bool) -> str:
     before, after = clock.times
     us, is_same = time_text(after.step_us), abs(before.step_us - after.step_us) < LEAST * before.step_us
-    was = "" if is_same else f" ({time_text(before.step_us)} before the passes)"
+    was = "" if is_same else f"; {time_text(before.step_us)} before the passes"
     if after.kind != "modelled":
-        return f"A step takes {us} on {clock.device}, {after.kind}{was}"
-    what = f"{counted(summary['ops'][1], 'op')}, keeps {human_bytes(summary['saved_bytes'][1])} for its backward"
-    if is_on_gpu:
-        return f"A step takes at least {us} on {clock.device}, modelled{was}: press Measure"
-    example = ", an example" if clock.chosen == DEFAULT else ""
-    return f"A step is {what}, and takes at least {us} on {clock.device}{example}, modelled{was}"
+        return f"A step takes {us} on {clock.device}, {after.kind}{was}."
+    takes = "takes" if is_on_gpu else "would take"
+    return f"A step {takes} at least {us} on {_place(clock)}, modelled{was}."
 
 
-def _launches(clock: Clock, summary: Mapping[str, Any], is_blocked: bool) -> list[str]:
+def _place(clock: Clock) -> str:
+    return f"an example GPU ({clock.device})" if clock.chosen == DEFAULT and chosen() is None else clock.device
+
+
+def _launches(clock: Clock, ops: tuple[int, int], can_be_graphed: bool) -> list[str]:
     """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
-    if clock.launch_us is None:
-        return []
-    before, after = summary["ops"]
-    was = f" ({time_text(HOST_US * before)} before)" * (before != after)
-    verb = "take" if after != 1 else "takes"
-    needs = f"{counted(after, 'kernel')} {verb} the host about {time_text(clock.launch_us)}{was}"
-    return [f"launch-bound: {needs} to launch{', use cuda_graph=True' * (not is_blocked)}"]
+    before, after = ops
+    us, launching = time_text(clock.times[1].step_us), time_text(clock.launch_us or 0.0)
+    takes = f"The {after} kernels of a step would take {us} on {_place(clock)}"
+    if after == 1:
+        return [
+            f"The one kernel of a step would take {us} on {_place(clock)}, but launching it about {launching}, modelled."
+        ]
+    made = f": the passes made {after} of {before:,}" if before != after else ""
+    graph = "; cuda_graph=True launches all at once" if can_be_graphed else ""
+    return [f"{takes}, but launching them about {launching}, modelled.", f"So fewer kernels help most{made}{graph}."]
 
 
 def _where(rows: Layers) -> list[str]:
@@ -94,36 +96,40 @@ def _where(rows: Layers) -> list[str]:
     share = "" if worst is None else share_text(worst.backward_us[1], backward)
     name = "" if worst is None else f"{worst.name}{f' ×{worst.count}' * (worst.count > 1)}"
     if not forward:
-        return [f"{name} takes {share} of the backward"] if name else []
-    return [f"its backward takes {backward / forward:.1f} times its forward{f', {share} of it in {name}' * bool(name)}"]
-
-
-def _pulled(finding: Mapping[str, Any], becomes: Callable[[Sequence[str]], int], where: str) -> str:
-    """The lever that passes pull already: which do, what it is worth, of a model `where` that is not the step's clock, what it
-    was at which line, and what they made of it."""
-    by, count = finding["mended_by"], becomes(finding["values"])
-    passes = f"{' and '.join(by)} pull{'s' * (len(by) == 1)}"
-    worth = f"{in_short(str(finding['worth']))}, {finding['kind']}{where * (finding['kind'] == 'modelled')}"
-    left = "" if finding["is_mended"] else f", {in_short(_left(finding))} left"
-    place = str(finding["source"]).partition("  ")[0]
-    was = f"{finding['title']}{f', at {place}' * bool(place)}"
-    now = f", now {counted(count, 'op')}" if count else ""
-    return f"{passes} the biggest lever, {worth}{left}: {was}{now}"
+        return [f"{name} takes {share} of the backward."] if name else []
+    ratio = f"Its backward takes {backward / forward:.1f} times as long as its forward"
+    return [f"{ratio}{f', {share} of that in {name}' * bool(name)}."]
 
 
 def _lever(
-    left: Sequence[Mapping[str, Any]], deltas: Mapping[str, float | None], of_step: str, is_pulled: bool
-) -> list[str]:
-    """The finding or the pass that gains most of what is left, marked where it is known in another way than the step is."""
-    if not left:
-        if is_pulled:
-            return ["nothing else is left to mend"]
-        name, us = min(((name, us or 0.0) for name, us in deltas.items()), key=lambda one: one[1], default=("", 0.0))
-        gained = [f"most is gained by the pass {name}: {time_text(-us)}"] if us < 0 else []
-        return [*gained, "nothing else was found that slows it down"]
-    worth, kind = in_short(_left(left[0])), _kind(left[0])
-    worth += f", {kind}" if worth and kind not in ("", of_step) else ""
-    return [f"{'left' if is_pulled else 'first'} to mend: {left[0]['title']}{f' ({worth})' if worth else ''}"]
+    pulled: Mapping[str, Any] | None,
+    rest: Sequence[Mapping[str, Any]],
+    deltas: Mapping[str, float | None],
+    amount: Callable[[str, str], str],
+) -> str:
+    """What to mend first, behind what passes mend already where that is worth more; without findings what a pass gains."""
+    first = f"{rest[0]['title']}{amount(_left(rest[0]), _kind(rest[0]))}" if rest else ""
+    if pulled is not None:
+        verb = f"mend{'s' * (len(pulled['mended_by']) == 1)}{'' if pulled['is_mended'] else ' a part of'}"
+        by, worth = " and ".join(pulled["mended_by"]), amount(str(pulled["worth"]), str(pulled["kind"]))
+        next_one = f"next: {first}" if rest else "nothing else is left to mend"
+        return f"{by} {verb} the largest finding already, {pulled['title']}{worth}; {next_one}."
+    if rest:
+        return f"First to mend: {first}."
+    name, us = min(((name, us or 0.0) for name, us in deltas.items()), key=lambda one: one[1], default=("", 0.0))
+    if us >= 0:
+        return "Nothing was found that slows it down."
+    return f"The pass {name} gains most{amount(time_text(-us), '')}; nothing else was found that slows it down."
+
+
+def _amount(worth: str, kind: str, clock: Clock, is_on_gpu: bool) -> str:
+    """` (2.1 ms, 20 %)`, marked where it is known in another way than the step; "" of another clock than the step's: of
+    kernels where their launches take longer, of a GPU where the step was timed on a CPU."""
+    of_step = clock.times[1].kind
+    is_other = kind == "modelled" != of_step
+    if clock.launch_us is not None or not worth or (is_other and not is_on_gpu):
+        return ""
+    return f" ({in_short(worth)}{f', {kind}' * (kind not in ('', of_step))})"
 
 
 def _is_left(finding: Mapping[str, Any]) -> bool:
@@ -131,12 +137,9 @@ def _is_left(finding: Mapping[str, Any]) -> bool:
     return not finding["is_mended"] and not (finding["mended_by"] and KINDS[finding["id"]].by_passes_alone)
 
 
-def share_left(finding: Mapping[str, Any]) -> tuple[bool, float]:
-    """What orders findings: the share of a step that is left of one, below all others without one. Of equal ones the graver
-    one comes first already. A remark that no switch mends counts for no more than remarks do."""
-    share = finding["left_share" if finding["left"] else "worth_share"]
-    is_remark = finding["severity"] == "low" and not finding["changes"]
-    return share is not None, min(share or 0.0, MEDIUM if is_remark else 1.0)
+def _share_left(finding: Mapping[str, Any]) -> float:
+    """The share of a step that is left of it; 0 where its worth is no time."""
+    return finding["left_share" if finding["left"] else "worth_share"] or 0.0
 
 
 def _gained(finding: Mapping[str, Any]) -> float:

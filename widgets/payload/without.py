@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracefuse.config.configuration import Config
+from tracefuse.optimizers.remat.tradeoffs import WEIGHTS
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, kind_beside
 from tracefuse.widgets.payload.facts import step_size
@@ -25,6 +26,12 @@ def foreseen(variant: Variant) -> list[Config]:
     return [variant.config.switched(name) for name in changing] + [
         variant.config.changed(freeze=p) for p in [freeze] if p
     ]
+
+
+def reweighed(config: Config) -> list[Config]:
+    """The configurations that the choice of `remat`'s input weight (js/passes/options.js) leads to from `config`; none while
+    `remat` is off."""
+    return [config.changed(remat=weight) for weight in WEIGHTS if config.remat not in (None, weight)]
 
 
 def without_record(name: str, variant: Variant, clock: Clock) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 What a switch changes is told by the step without that pass. Its passes run right after the view is shown, while no cell runs
 and nothing is measured, and are at hand when the switch is used; so is what the view says of its traces, which is worked out
-once for each trace and takes longer than what it says of them together.
+once for each trace and takes longer than what it says of them together. The other input weights of `remat` follow.
 
 The still form becomes the view itself once the kernel has time to make it. A page of the shown configuration is made as soon
 as nothing was asked for a while, then one with its neighbours, configuration by configuration, and only while no cell runs and
@@ -31,7 +31,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import held_configurations, page, tried_on
 from tracefuse.widgets.payload.facts import step_size
-from tracefuse.widgets.payload.without import foreseen
+from tracefuse.widgets.payload.without import foreseen, reweighed
 from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view.boarding import Boarding
 from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn
@@ -163,8 +163,8 @@ class Keeping(Boarding):
                 if is_stale():
                     return
                 self.payload = self.held(shown)
-        for config in configs:
-            if not self._is_idle(is_stale):
+        for config in (*configs, *reweighed(shown.config)):
+            if not self._run_passes(shown, [config], is_stale) or not self._is_idle(is_stale):
                 return
             with idle_turn():
                 self.held(shown.under(config))

@@ -6,6 +6,7 @@
       format: "tracefuse report", version: 2, tracefuse, torch       versions, as text
       target: {name, why}                                            the GPU that modelled numbers are for
       findings: [{id, severity, source, evidence, fix, worth, kind}] kind of `worth`: "measured", "modelled" or "unknown"
+      below:    [{id, source, worth_share}]                          those below 1 % of the step, which are counted only
       ignored:  [{id, source}]                                       findings that a comment on their line hides
       tried:    [{changes, call, ratio, difference_ms, verdict}]     what `--try` measured beside the shown configuration
       code:   {captured: {forward, backward}, optimised: {forward, backward}}     the traces as Python
@@ -68,7 +69,7 @@ def schema() -> dict[str, Any]:
 def report(shown: Shown, tried: Iterable[Tried] = ()) -> dict[str, Any]:
     """The shown configuration as JSON, beside what the view compares it with, and what was `tried` beside it."""
     variant, measured = shown.variant, shown.measured
-    before = shown.baseline or variant.baseline
+    before, found = shown.baseline or variant.baseline, variant.findings()
     timed = measured.timed(variant, shown.baseline)
     is_shown = timed is not None and (timed.config, timed.baseline) == (
         variant.config,
@@ -88,7 +89,8 @@ def report(shown: Shown, tried: Iterable[Tried] = ()) -> dict[str, Any]:
         "ablation": _ablation(shown),
         **{name: part for name, part in shown.payload.items() if name not in _OF_THE_SCREEN},
         "findings": [one | {"kind": _KIND.get(one["kind"], one["kind"])} for one in shown.payload["findings"]],
-        "ignored": [{"id": one.id, "source": one.source} for one in variant.findings().ignored],
+        "below": [{"id": one.id, "source": one.source, "worth_share": one.worth_share} for one in found.below],
+        "ignored": [{"id": one.id, "source": one.source} for one in found.ignored],
         "tried": [one.to_json() for one in tried],
     }
 

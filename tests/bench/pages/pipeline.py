@@ -18,7 +18,8 @@ def pipeline(found: Data, source: str) -> str:
         for size in one["sizes"]
     ]
     rows += [_row(one, None) for one in found["goals"]]
-    titles = ("seconds of a processor", "ops", *STAGES.values(), "passes, growth an op", "clicks: passes and payload")
+    clicks = "clicks foreseen", "clicks at once: passes and payload"
+    titles = ("seconds of a processor", "ops", *STAGES.values(), "passes, growth an op", *clicks)
     low, high = found["load"]
     missed = f" Missed: {'; '.join(found['missed'])}." if found["missed"] else ""
     return f"{table(titles, rows)}\n\nAt a load of {low:.0f} to {high:.0f} ({source}).{missed}"
@@ -27,10 +28,14 @@ def pipeline(found: Data, source: str) -> str:
 def _row(one: Data, growth: Data | None) -> list[str]:
     seconds, unit = one["stages_s"], "steps" if one["family"] == "LSTM" else "layers"
     grown = "" if growth is None else f"{growth['passes']:.2f}"
-    clicks = [sum(parts.values()) for parts in one.get("clicks_s", {}).values()]
-    shown = f"{min(clicks):.2f} to {max(clicks):.2f}" if clicks else ""
+    clicks = one.get("clicks_s", {}).values()
+    shown = _range([c["foreseen"] for c in clicks]), _range([c["passes"] + c["payload"] for c in clicks])
     times = [f"{seconds[stage]:.2f}" for stage in STAGES]
-    return [f"{one['family']}, {one['size']} {unit}", f"{one['ops']:,}", *times, grown, shown]
+    return [f"{one['family']}, {one['size']} {unit}", f"{one['ops']:,}", *times, grown, *shown]
+
+
+def _range(seconds: list[float]) -> str:
+    return f"{min(seconds):.2f} to {max(seconds):.2f}" if seconds else ""
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {"pipeline": pipeline}

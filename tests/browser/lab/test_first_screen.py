@@ -92,9 +92,12 @@ def sized(opened: Page, view: Locator, width: int, height: int) -> tuple[float, 
 
 
 def box(one: Locator) -> dict[str, float]:
-    found: Any = one.bounding_box()
-    assert found is not None
-    return found
+    """Where it is; the view may be drawn anew meanwhile, since what its switches change becomes known in the background."""
+    while True:
+        expect(one).to_be_visible()
+        found: Any = one.bounding_box()
+        if found is not None:
+            return found
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)

@@ -14,7 +14,7 @@ from tracefuse.widgets.html import write_html
 
 pytestmark = pytest.mark.browser
 
-SIZES = [(1440, 900), (1024, 768), (800, 900)]
+SIZES = [(1440, 900), (1024, 768), (800, 900), (660, 768)]
 # Every text that a canvas is asked to write, with the size of its letters on the screen.
 WRITTEN = """() => {
     window.written = [];
@@ -50,8 +50,9 @@ def is_cut(element: Locator) -> bool:
 
 def test_the_headline_is_read_to_its_end(page: Page) -> None:
     headline = page.get_by_test_id("tf-sentence")
-    expect(headline).to_contain_text("launch-bound: ")
-    expect(headline).to_contain_text(re.compile(r"its backward takes .*\.$"))
+    expect(headline).to_contain_text(
+        re.compile(r"^The \d+ kernels of a step would take .* So fewer kernels help most.*\.$")
+    )
     assert not is_cut(headline)
     # What it would be shortened by stands in the cards, and in its title.
     assert str(headline.get_attribute("title")).startswith(str(headline.text_content()).removesuffix("."))
@@ -60,7 +61,8 @@ def test_the_headline_is_read_to_its_end(page: Page) -> None:
 # What passes mend already leads by its worth, and has no number.
 ACTIONS = """() => {
     const { key } = state.payload.findings[0];
-    const actions = [["fuse"], [], []].map((by) => ({ key, title: "of " + by, worth: "", kind: "", by }));
+    const title = "what is found, in words, of ";
+    const actions = [["fuse"], [], []].map((by) => ({ key, title: title + by, worth: "", kind: "", by }));
     set("payload", { ...state.payload, sentence: { ...state.payload.sentence, actions } });
 }"""
 
@@ -70,6 +72,20 @@ def test_the_cards_count_on(page: Page, go_live: Callable[[Page], None]) -> None
     page.evaluate(ACTIONS)
     cards = page.get_by_test_id("tf-first").locator("[data-finding] > b")
     assert cards.all_text_contents() == ["1", "2", "✓ fuse"]
+
+
+def test_the_findings_that_lead_and_the_tree_are_seen(page: Page, go_live: Callable[[Page], None]) -> None:
+    """A notebook beside its file browser is 660 px wide on a screen of 1024."""
+    go_live(page)
+    page.evaluate(ACTIONS)
+    cards = page.get_by_test_id("tf-first").locator("[data-finding]")
+    assert cards.count() == 3
+    for card in cards.all():
+        expect(card).to_be_visible()
+        assert card.locator("span").first.bounding_box()["width"] > 100
+    places = [page.locator(one).bounding_box() for one in (".tf-first", ".tf-main", ".tf-side")]
+    first, tree, passes = ((box["y"], box["y"] + box["height"]) for box in places)
+    assert first[1] <= tree[0] <= passes[0]
 
 
 def test_it_is_said_whether_times_are_a_modules_own(page: Page) -> None:

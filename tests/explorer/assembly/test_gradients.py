@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -142,3 +143,59 @@ def test_a_gradient_that_a_penalty_reads_is_none_of_the_program() -> None:
         loss = out + slope.square().sum()
         loss.backward(inputs=[w])
     assert [out.of for out in c.trace.outputs if out.kind == "gradient"] == ["w"]
+
+
+# --- gradients of one's own making ------------------------------------------------------------------------------------
+
+
+def _scaled(parameters: list[nn.Parameter], losses: list[Tensor]) -> Sequence[Tensor | None]:
+    return [gradient * 2 for gradient in torch.autograd.grad(losses[0] + losses[1], parameters)]
+
+
+def _surgery(parameters: list[nn.Parameter], losses: list[Tensor]) -> Sequence[Tensor | None]:
+    """The gradients of one loss, and those of another without what they have against the first."""
+    first = torch.autograd.grad(losses[0], parameters, retain_graph=True)
+    second = torch.autograd.grad(losses[1], parameters)
+    products = torch.stack([(a * b).sum() for a, b in zip(first, second, strict=True)])
+    against = products.sum() / torch.stack([a.square().sum() for a in first]).sum()
+    return [a + b - against * a for a, b in zip(first, second, strict=True)]
+
+
+def _of_one_beside_the_backwards(parameters: list[nn.Parameter], losses: list[Tensor]) -> Sequence[Tensor | None]:
+    (first,) = torch.autograd.grad(losses[0], parameters[:1], retain_graph=True)
+    losses[1].backward()
+    return [first * 3, *(parameter.grad for parameter in parameters[1:])]
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD with momentum", "fused AdamW"])
+@pytest.mark.parametrize("made", [_scaled, _surgery, _of_one_beside_the_backwards])
+def test_an_optimizer_steps_by_what_a_program_makes_of_gradients(
+    made: Callable[[list[nn.Parameter], list[Tensor]], Sequence[Tensor | None]], name: str
+) -> None:
+    torch.manual_seed(0)
+    ours: nn.Module = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    eager = copy.deepcopy(ours)
+    batches = list(torch.randn(6, 4, 8, dtype=torch.float64))
+    optimizers: dict[nn.Module, torch.optim.Optimizer]
+    optimizers = {net: OPTIMIZERS[name](net.parameters()) for net in (ours, eager)}
+
+    def step(net: nn.Module, x: Tensor) -> Tensor:
+        optimizers[net].zero_grad()
+        parameters, y = list(net.parameters()), net(x)
+        losses = [y.square().mean(), y.abs().mean()]
+        for parameter, gradient in zip(parameters, made(parameters, losses), strict=True):
+            parameter.grad = gradient
+        optimizers[net].step()
+        return losses[0]
+
+    with tracefuse.capture_step(n=2) as c:
+        for x in batches[:3]:
+            step(ours, x)
+    assert c.update is not None
+    compiled = c.optimize().compile()
+    for x in batches[:3]:
+        step(eager, x)
+    for x in batches[3:]:
+        compiled(x)
+        step(eager, x)
+    torch.testing.assert_close(list(ours.parameters()), list(eager.parameters()))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import tracefuse
 from tracefuse.errors import CaptureError, ExportError
@@ -313,6 +314,10 @@ def test_what_a_variable_holds_beside_the_step_is_told_and_shown_when_it_is_retu
         net(x).sum().backward()
         low, high = x.exp(), x.exp().log()
     assert c.unrecorded[0].startswith("low, high: 3 ops computed them beside the step (")
+    assert c.unrecorded[0].endswith(
+        "no gradient needs them, and they are no part of the trace. Return them, "
+        "in a block by `c.returned = …`, to have them shown."
+    )
     del low, high
     assert c.dropped == ()
     with tracefuse.capture() as c:
@@ -382,3 +387,41 @@ def test_a_recurrent_state_that_is_detached_is_no_graph_of_before() -> None:
     with tracefuse.capture() as kept:
         (state + state.detach()).sum().backward()
     assert [text for text in kept.unrecorded if "begins before the capture" in text or "history" in text]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_step_that_draws_from_a_generator_of_its_own_is_told_so(is_own: bool) -> None:
+    torch.manual_seed(5)
+    weight = torch.zeros(4, requires_grad=True)
+    generator = torch.Generator().manual_seed(3) if is_own else None
+    optimizer = torch.optim.SGD([weight], lr=0.0, fused=True)
+    losses = []
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(4):
+            drawn = torch.randn(4, generator=generator)
+            loss = (weight + drawn).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    state = None if generator is None else generator.get_state()
+    c.optimize().compile()()
+    told = [note for note in c.unrecorded if note.startswith("A generator of the program's own draws (")]
+    assert bool(told) == is_own
+    if generator is not None and state is not None:
+        assert torch.equal(generator.get_state(), state), (
+            "what the sentence says is so: the generator was not drawn from"
+        )
+        assert "drawn = torch.randn(4, generator=generator)" in told[0]
+
+
+def test_a_generator_of_a_loader_is_no_part_of_the_step() -> None:
+    loader = DataLoader(TensorDataset(torch.randn(8, 4)), 2, shuffle=True, generator=torch.Generator().manual_seed(1))
+    weight = torch.zeros(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for (x,) in loader:
+            (weight + x).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not c.unrecorded

@@ -15,6 +15,7 @@ from traces import ops
 import tracefuse
 from tracefuse.assembly.writes import _meet, functional_twin
 from tracefuse.errors import CaptureError
+from tracefuse.optimizers.trace import val
 
 aten = torch.ops.aten
 
@@ -472,6 +473,8 @@ def test_an_operator_of_a_users_that_mutates_gets_a_twin() -> None:
     c = tracefuse.capture(run)
     assert "bit for bit" in str(c.check())
     assert [o.kind for o in c.trace.outputs].count("mutation") == 3
+    returned = zip(c.trace.returned, c.trace.outputs, strict=True)
+    assert [tuple(val(n).shape) for n, o in returned if o.kind == "mutation"] == [(3,), (2,), (4,)]
     c.optimize().compile()
 
 
@@ -551,6 +554,19 @@ def test_parts_that_lie_between_each_other_are_written_one_by_one() -> None:
     capture = replayed(run, trained=trained)
     assert "slice_scatter" not in ops(capture.trace)
     assert ops(capture.trace).count("select_scatter") == 3
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_what_an_op_resized_is_written_through_its_views(row: int) -> None:
+    a = torch.arange(12.0).view(3, 4)
+
+    def step() -> Tensor:
+        largest = torch.empty(0)
+        torch.mul(a, 2, out=largest)
+        largest[row].add_(7)
+        return largest * 3
+
+    replayed(step)
 
 
 def boxes(seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:

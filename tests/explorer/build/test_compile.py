@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tup
 
 KERNELS = {
     "gelu backward": lambda: kernel_of_types(gelu_backward, *[((8192, 3072), bf16)] * 2),
+    "gelu": lambda: kernel_of_types(torch.nn.functional.gelu, ((8192, 3072), bf16)),
     "softmax": lambda: kernel_of_types(lambda x: torch.softmax(x * 0.125, -1), ((8, 12, 1024, 1024), bf16)),
     "rope": lambda: kernel_of_types(apply_rope, ((4096, 10, 32, 128), bf16), ((4096, 1, 1, 128), f32)),
     "layer norm": lambda: kernel_of_types(layer_norm, *[((8192, 768), bf16)] * 2, *[((768,), bf16)] * 2),
@@ -108,6 +110,15 @@ def test_bf16_is_loaded_16_bytes_at_a_time() -> None:
     """Eight elements per instruction, also where the halves of a head are swapped."""
     assert "ld.global.v4.b32" in build.machine_code(KERNELS["gelu backward"]())[0].asm["ptx"]
     assert "ld.global.v4.b32" in build.machine_code(KERNELS["rope"]())[0].asm["ptx"]
+
+
+@compiles
+@pytest.mark.parametrize("name", ["gelu", "gelu backward"])
+def test_gelu_of_bf16_takes_two_special_functions_an_element(name: str) -> None:
+    """An exponential and a reciprocal root, neither with a branch or a division beside it."""
+    ptx = build.machine_code(KERNELS[name]())[0].asm["ptx"]
+    assert ptx.count("ex2.approx.ftz.f32") == ptx.count("rsqrt.approx.ftz.f32") == 8
+    assert not re.search(r"\b(div|rcp|ex2\.approx\.f32|bra)\b", ptx)
 
 
 @compiles

@@ -19,7 +19,6 @@ from tracefuse.cli.command import main
 from tracefuse.cli.script import run_script
 from tracefuse.config.configuration import Config
 from tracefuse.errors import CaptureError, SessionError
-from tracefuse.findings.finding import SEVERITIES
 from tracefuse.recorded import RecordedCapture
 from tracefuse.variant import Variant
 from tracefuse.widgets.view.report import VERSION
@@ -302,16 +301,17 @@ def test_values_that_one_line_reads_are_told_in_one_sentence(
     assert line.endswith("the trace holds for these values only.")
 
 
-def test_findings_are_printed_with_their_fixes_the_gravest_first(
+def test_findings_are_printed_with_their_fixes_and_those_that_passes_mend_come_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([written(tmp_path, TRAINED), "--no-measure"]) == 0
     lines = capsys.readouterr().out.splitlines()
     heads = [at for at, line in enumerate(lines) if re.match(r"(high|medium|low): .* \[[a-z0-9-]+\]", line)]
-    severities = [SEVERITIES.index(lines[at].partition(":")[0]) for at in heads]
+    until = [*heads[1:], len(lines)]
+    are_mended = ["  mended by " in "\n".join(lines[at:to]) for at, to in zip(heads, until, strict=True)]
     assert len(heads) > 2
-    assert severities == sorted(severities)
-    assert len(set(severities)) > 1
+    assert are_mended == sorted(are_mended)
+    assert len(set(are_mended)) > 1
     for at in heads:
         assert "train.py:" in lines[at + 1]
         assert lines[at + 2].startswith("  fix: ")

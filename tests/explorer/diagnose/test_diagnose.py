@@ -10,17 +10,19 @@ import programs
 import pytest
 import torch
 from findings import case, found, known
-from torch import nn
+from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import DETECTORS, beside, diagnose
 from tracefuse.findings.kinds import KINDS
+from tracefuse.findings.order import below_text, in_order
 from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
 from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.remat.forecast import Forecast
 from tracefuse.optimizers.trace import Trace
+from tracefuse.widgets.payload.program import payload
 
 MiB = 2**20
 
@@ -48,6 +50,19 @@ def test_a_whole_step_has_findings(fused: bool) -> None:
 
 
 # --- who finds what ---------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_nothing_takes_no_time_and_has_shares_of_nothing() -> None:
+    x = torch.randn(0, 8, requires_grad=True)
+
+    def step() -> None:
+        joined = torch.cat([x, x * 2])
+        ((joined @ x.t()).softmax(-1) @ x).sin().sum(1).backward(torch.empty(0))
+
+    variant = tracefuse.capture(step).optimize()
+    (joined,) = (one for one in variant.findings() if one.id == "cat-of-nothing")
+    assert "a step, 0 %" in joined.worth
+    assert "cat-of-nothing" in {one["id"] for one in payload(variant)["findings"]}
 
 
 def test_every_kind_that_a_trace_shows_has_a_detector():
@@ -204,15 +219,17 @@ def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() ->
     small = tracefuse.capture(lambda: (x[:128] @ w[:1003].t()).sum().backward())
     v = small.optimize(fuse=False)
     (left,) = [one for one in v.findings() if one.id == "unaligned-matmul"]
-    at = [step.name for step in v.passes].index("pad") - len(v.passes)
-    reasons = [one.reason for one in v.passes[at].decisions if one.value in left.values]
+    assert v.passes["pad"] is next(step for step in v.passes if step.name == "pad")
+    reasons = [one.reason for one in v.passes["pad"].decisions if one.value in left.values]
     assert left.mended.startswith(f"`pad` is on; left: {left.left}")
     assert left.left_share is not None
     assert f" a step, {left.left_share:.0%}".replace("%", " %") in left.left
     assert all(f"{reason} (1 op)" in left.mended for reason in reasons)
     assert reasons
-    assert left.mended.endswith(f"; `print(v.passes[{at}])` has all decisions")
+    assert left.mended.endswith('; `print(v.passes["pad"])` has all decisions')
     assert not left.is_mended
+    with pytest.raises(KeyError, match="no pass 'fuse' ran: choose from simplify"):
+        _ = v.passes["fuse"]
 
 
 def test_memory_that_is_handed_out_runs_nothing_and_costs_nothing() -> None:
@@ -275,9 +292,7 @@ def test_an_odd_number_of_rows_leaves_them_aligned(rows: int) -> None:
 def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
     capture = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run)
     findings = diagnose(case(capture))
-    assert [one.severity for one in findings] == sorted(
-        (one.severity for one in findings), key=["high", "medium", "low"].index
-    )
+    assert list(findings) == in_order(findings)
     names = {n.name for n in capture.trace.ops}
     for one in findings:
         assert set(one.values) <= names
@@ -290,6 +305,25 @@ def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
 def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -> None:
     capture = tracefuse.capture(programs.rope_full(torch.float32).run)
     found = capture.variant(Config.off()).findings()
-    assert str(found) == repr(found) == "\n\n".join([*map(str, found), how_to_measure(found.provenance)])
+    counts = [below_text(found.below)] * bool(found.below)
+    assert str(found) == repr(found) == "\n\n".join([*map(str, found), how_to_measure(found.provenance), *counts])
     nothing = tracefuse.capture(lambda x: x @ x, torch.ones(64, 64)).findings()
     assert str(nothing).startswith("nothing found; looked for: A leaf lies on the CPU")
+
+
+def test_of_several_lines_the_one_that_moves_most_is_named() -> None:
+    small, large, weight = torch.randn(4, 4), torch.randn(512, 64), nn.Linear(64, 64)
+
+    def joined() -> Tensor:
+        first = torch.cat([small, small]).sum()
+        return torch.cat([large, large]).sum() + first  # the largest
+
+    (finding,) = found("cat-in-forward", case(tracefuse.capture(joined)))
+    assert finding.source.endswith("# the largest")
+
+    def cast() -> Tensor:
+        bias = weight.bias.bfloat16()
+        return large.bfloat16() @ weight.weight.bfloat16() + bias  # the largest
+
+    (finding,) = found("weights-cast-each-step", case(tracefuse.capture(lambda: cast().sum().backward())))
+    assert finding.source.endswith("# the largest")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.diagnose.diagnose import diagnose
 from tracefuse.findings.finding import Finding
+from tracefuse.measure.op_times import OpTimes
+from tracefuse.optimizers.ops import is_getitem
+from tracefuse.optimizers.trace import origin
 
 NAMES = (
     "gradient-without-optimizer",
@@ -118,7 +122,7 @@ def test_a_backward_that_computes_the_gradient_of_a_frozen_weight() -> None:
     assert ("written", "256 KiB") in finding.evidence
     assert ("by", "EveryGradientBackward") in finding.evidence
     assert "x @ weight.t()" in finding.source
-    assert "of both (modelled: roofline" in finding.worth
+    assert "of their sum (modelled: roofline" in finding.worth
 
 
 def test_a_gradient_that_was_asked_for_and_let_go() -> None:
@@ -161,6 +165,24 @@ def test_an_op_that_computes_a_frozen_parameters_gradient_beside_what_is_read() 
     assert finding.title == "the backward computes 2.25 KiB that nothing reads, in 1 op"
     assert ("of", "1 frozen parameter: frozen") in finding.evidence
     assert gradient_findings(c, c.optimize(fuse=False).trace) == []
+
+
+def test_a_gradient_is_worth_no_part_of_what_lays_out_the_operands() -> None:
+    """A gradient of NCHW is copied for a convolution of channels_last, whichever gradients that is to compute."""
+    first, frozen = nn.Conv2d(8, 8, 3), nn.Parameter(torch.randn(8, 8, 3, 3), requires_grad=False)
+    x = torch.randn(2, 8, 16, 16)
+    with tracefuse.capture() as c:
+        EveryOutput.apply(first(x), frozen).square().mean().backward()
+    (op,) = [n for n in c.trace.ops if origin(n).autograd == "EveryOutputBackward" and not is_getitem(n)]
+    times = OpTimes({op.name: 1800.0, "elsewhere": 4200.0}, "measured on a test")
+    alike, otherwise = (
+        found("frozen-weight-gradient", replace(case(c), times=replace(times, laid_out_us=laid_out_us)))[0]
+        for laid_out_us in ({}, {op.name: 600.0})
+    )
+    assert alike.kind == otherwise.kind == "predicted"
+    assert alike.worth_us is not None
+    assert alike.worth_us > 0
+    assert otherwise.worth_us == pytest.approx(alike.worth_us * 1200 / 1800)
 
 
 def test_what_becomes_the_memory_of_a_parameter_is_used() -> None:
@@ -300,6 +322,66 @@ def test_a_sum_of_losses_with_their_graphs_grows(way: Callable[[Trained], None],
 )
 def test_sums_without_graphs_and_sums_that_are_trained_on_do_not_grow(way: Callable[[Trained], None]) -> None:
     assert not growing(way, 2)[1]
+
+
+def loop_that_keeps(kept: str, capture: Any) -> list[Finding]:
+    """What is found of four steps, each of two backwards, that put into one of these lists."""
+    losses, outputs, numbers, detached, of_a_step = (list[Any]() for _ in range(5))
+    model, x = nn.Linear(8, 1), torch.randn(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with capture() as c:
+        for _ in range(4):
+            optimizer.zero_grad()
+            of_a_step.clear()
+            for _ in range(2):
+                out = model(x)
+                loss = out.square().mean()
+                loss.backward()
+                if kept == "losses":
+                    losses.append(loss)
+                if kept == "outputs":
+                    outputs.append(out * 2)
+                if kept == "numbers":
+                    numbers.append(loss.item())
+                if kept == "detached":
+                    detached.append(loss.detach())
+                if kept == "of a step":
+                    of_a_step.append(loss)
+            optimizer.step()
+    return [found for found in c.findings() if found.id == "growing-graph"]
+
+
+A_CELL, A_STEP = tracefuse.capture, functools.partial(tracefuse.capture_step, n=3)
+
+
+@pytest.mark.parametrize("capture", [A_CELL, A_STEP])
+def test_a_list_of_losses_with_their_graphs_grows(capture: Any) -> None:
+    (finding,) = loop_that_keeps("losses", capture)
+    assert finding.title == "a list over steps keeps the graph of every step"
+    assert re.fullmatch(r"test_gradient_findings\.py:\d+  losses\.append\(loss\)", finding.source)
+    assert finding.code == "losses.append(loss.detach())"
+
+
+def test_a_list_of_outputs_with_their_graphs_grows() -> None:
+    (finding,) = loop_that_keeps("outputs", A_STEP)
+    assert finding.code == "outputs.append((out * 2).detach())"
+
+
+@pytest.mark.parametrize("capture", [A_CELL, A_STEP])
+@pytest.mark.parametrize("kept", ["numbers", "detached", "of a step"])
+def test_lists_without_graphs_and_those_of_one_step_do_not_grow(kept: str, capture: Any) -> None:
+    assert not loop_that_keeps(kept, capture)
+
+
+def test_a_list_may_hold_what_autograd_says_nothing_of() -> None:
+    """A view made without gradients, of what was written to with them."""
+    weight, held = nn.Parameter(torch.ones(4)), list[Tensor]()
+    with tracefuse.capture() as c:
+        total = torch.zeros(3, 4)
+        with torch.no_grad():
+            held.append(total[0])
+        (total.mul_(weight).sum() + weight.sum()).backward()
+    assert all(found.id != "growing-graph" for found in c.findings())
 
 
 @pytest.mark.parametrize("kind", [Trained.summed, Trained.detached])

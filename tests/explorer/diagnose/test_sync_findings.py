@@ -232,3 +232,57 @@ def test_an_index_is_told_from_a_tensor_by_what_the_line_does_and_not_by_its_tex
         return pair * 2
 
     assert kinds(written) == ["constant", "index", "index"]
+
+
+@pytest.mark.gpu
+def test_a_constant_that_is_made_on_the_cpu_and_moved_in_its_line_is_named() -> None:
+    x, kept = torch.randn(8, 3, device="cuda"), torch.ones(3, device="cuda")
+
+    def step() -> Tensor:
+        mean = torch.tensor([0.1, 0.2, 0.3]).to("cuda")
+        on_cpu = torch.tensor([0.1, 0.2, 0.3]).sum()
+        return (x - mean) * kept + on_cpu
+
+    (said,) = made(step)
+    assert said.startswith("`torch.tensor(…)` makes a tensor of Python's numbers once a step")
+    assert not made((x - kept).square)
+
+
+def test_places_that_a_loop_reads_have_a_remedy_of_their_own_that_gives_the_same_rows() -> None:
+    data, starts, length = torch.randn(40), torch.tensor([3, 9, 30]), 5
+
+    def rows() -> Tensor:
+        return torch.stack([data[i : i + length] for i in starts])
+
+    (finding,) = found("host-sync", case(tracefuse.capture(lambda: rows() * 2)))
+    assert finding.title.startswith("a tensor as an index or a size would make the host wait 6 times")
+    (code,) = re.findall(r"`(data\[.*?\])`", finding.fix)
+    assert torch.equal(eval(code, {"torch": torch, "data": data, "i": starts, "length": length}), rows())
+
+
+def test_a_line_that_reads_in_several_ways_names_them_all() -> None:
+    def step(x: Tensor) -> Tensor:
+        return x * (x.sum().item() if x.isfinite().all() else 1.0)
+
+    (finding,) = found("host-sync", case(tracefuse.capture(step, torch.ones(3))))
+    assert finding.title == "`bool(t)`, `if t` and `.item()` would make the host wait 2 times a step on a GPU"
+
+
+def test_a_condition_that_is_read_without_an_if_is_told_to_be_a_tensor_too() -> None:
+    (finding,) = found("host-sync", case(tracefuse.capture(lambda x: x * bool(x.all()), torch.ones(3))))
+    assert "torch.where" in finding.fix
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_a_scaler_reads_has_the_remedy_that_spares_it(fused: bool) -> None:
+    model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(2, 4)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    reads = found("host-sync", case(c))
+    assert [one.source.partition("  ")[2] for one in reads] == ["scaler.step(optimizer)"] * (not fused)
+    assert all(one.fix.startswith("a `GradScaler` reads here whether gradients are finite: make") for one in reads)

@@ -294,3 +294,94 @@ def test_zeros_of_both_signs_are_two_numbers() -> None:
     compiled = torch.compile(lambda x, by: x / by, backend=backend, dynamic=True)
     for by in (2.5, 0.0, -0.0):
         torch.testing.assert_close(compiled(torch.ones(3), by), torch.ones(3) / by)
+
+
+class Decoder(nn.Module):
+    """Reads how far a text has come, which no size tells, and says how far it is then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.linear = nn.Embedding(64, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, past: int) -> tuple[Tensor, int]:
+        at = torch.arange(past, past + x.shape[1])
+        return (self.linear(x + self.places(at)) * (past + 1)).sin(), past + x.shape[1]
+
+
+def called(run: Callable[..., tuple[Tensor, int]], model: nn.Module, x: Tensor, past: int) -> list[Any]:
+    result, reached = run(x, past)
+    result.square().sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    return [result.detach(), *gradients, torch.tensor(reached)]
+
+
+def test_a_program_for_each_integer_that_is_no_size() -> None:
+    torch.manual_seed(0)
+    model, x = Decoder(), torch.randn(2, 5, 8)
+    compiled = torch.compile(model, backend=backend)
+    with quiet() as said:
+        warnings.simplefilter("always")
+        for past in (4, 5, 10, 4, 5, 10, 4):
+            torch.testing.assert_close(called(compiled, model, x, past), called(model, model, x, past))
+    assert not [one for one in said if "op by op" in str(one.message)]
+    assert len(tracefuse.compiled(model)) == 1 + 3  # dynamo takes the first 4 for a constant
+
+
+def test_integers_that_are_another_one_in_each_call_are_told_after_a_few() -> None:
+    model, x = Decoder(), torch.randn(2, 5, 8)
+    compiled = torch.compile(model, backend=backend)
+    with quiet() as said:
+        warnings.simplefilter("always")
+        for past in range(3, 3 + 2 * sizes.MOST_NUMBERS):
+            torch.testing.assert_close(called(compiled, model, x, past), called(model, model, x, past))
+    assert {str(one.message) for one in said if "op by op" in str(one.message)} == {sizes.VARIES}
+    assert len(tracefuse.compiled(model)) == 1 + sizes.MOST_NUMBERS  # dynamo takes the first for a constant
+
+
+def test_lengths_that_vary_beside_an_integer_are_told_by_lines_of_its_own() -> None:
+    """A line of programs at one integer tells nothing of another."""
+    model = Decoder()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    with quiet() as said:
+        warnings.simplefilter("always")
+        for past in (3, 7):
+            for length in (8, 12, 16, 10, 14):
+                x = torch.randn(2, length, 8)
+                torch.testing.assert_close(called(compiled, model, x, past), called(model, model, x, past))
+    assert not [one for one in said if "op by op" in str(one.message)]
+
+
+@pytest.mark.parametrize("stage", ["varying_sizes", "specialised"])
+def test_a_stage_of_ours_that_fails_runs_op_by_op(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise ZeroDivisionError("injected")
+
+    monkeypatch.setattr(tracefuse.backend if stage == "varying_sizes" else sizes, stage, failing)
+    model = Decoder()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    with quiet() as said:
+        warnings.simplefilter("always")
+        for length in (5, 9):
+            x = torch.randn(2, length, 8)
+            torch.testing.assert_close(called(compiled, model, x, 3), called(model, model, x, 3), rtol=0, atol=0)
+    assert any("op by op" in str(one.message) and "injected" in str(one.message) for one in said)
+
+
+def test_an_integer_alone_and_its_remedy() -> None:
+    def scaled(x: Tensor, by: int | Tensor) -> Tensor:
+        return x * by
+
+    x, compiled = torch.ones(3), torch.compile(scaled, backend=backend)
+    with quiet() as said:
+        warnings.simplefilter("always")
+        for by in range(2, 9):
+            assert compiled(x, by).tolist() == [by] * 3
+    assert {str(one.message) for one in said if "op by op" in str(one.message)} == {sizes.VARIES}
+    torch._dynamo.reset()
+    compiled = torch.compile(scaled, backend=backend)
+    with quiet() as said:
+        warnings.simplefilter("always")
+        for by in range(2, 9):
+            assert compiled(x, torch.tensor(by)).tolist() == [by] * 3
+    assert not [one for one in said if "op by op" in str(one.message)]

@@ -96,7 +96,7 @@ def test_the_file_checks_itself_and_times_both(tmp_path):
     c = tracefuse.capture(programs.rope(torch.float32).run)
     done = run_file(c.optimize().export(tmp_path / "rope.py"))
     assert done.returncode == 0, done.stderr
-    assert "ok   gradient of t" in done.stdout
+    assert re.search(r"^ok   gradient of t .*, allowed 1e-03$", done.stdout, re.MULTILINE)
     assert "captured " in done.stdout
     assert "optimised " in done.stdout
     assert "measured on CPU" in done.stdout
@@ -114,6 +114,8 @@ def test_a_file_allows_what_rounding_its_inputs_changes(tmp_path, factor, verdic
     path.write_text(text[:start] + text[start:end].replace("(x, 200000.0)", f"(x, {factor})") + text[end:])
     done = run_file(path)
     assert done.returncode == verdict, done.stdout
+    told = [line for line in done.stdout.splitlines() if "relative difference" in line]
+    assert all(re.search(r"allowed [\d.e+-]+: rounded inputs change it by [\d.e+-]+$", line) for line in told)
 
 
 def test_a_probability_that_is_rounded_stays_one(tmp_path):

@@ -1,8 +1,10 @@
-"""Recurrent nets that drop out between their layers: on a GPU cuDNN's own state refuses them, and the remedy runs as eager."""
+"""Recurrent nets that cannot be compiled, cuDNN's with dropout between layers and oneDNN's: the remedy runs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,3 +100,50 @@ def test_the_remedy_runs_as_eager(net: Callable[[bool], nn.Module], device: str)
     compiled().backward()
     for parameter, wanted in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, wanted)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN's own layer")
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_net_of_onednns_is_shown_and_replayed_and_its_refusal_has_the_remedy(
+    bidirectional: bool, tmp_path: Path
+) -> None:
+    """In float32 on a CPU, with an update, whose inputs a replay of the backward makes."""
+    torch.manual_seed(0)
+    net, x = nn.LSTM(6, 8, num_layers=2, bidirectional=bidirectional), torch.randn(5, 3, 6)
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = net(x)[0].square().mean()
+        loss.backward()
+        return loss
+
+    def train() -> None:
+        step()
+        optimizer.step()
+
+    train()
+    c = tracefuse.capture(train)
+    agreement = c.check()
+    assert agreement is not None
+    assert agreement.differing == 0 < agreement.compared
+    v = c.optimize()
+    assert "mkldnn_rnn_layer_backward" in v.backward.code
+    payload = v.explore("c").payload
+    assert "optimizer-not-fused" not in {one["id"] for one in payload["findings"]}
+    assert {row.name for row in v.layers()} >= {"LSTM"}
+    refused = r"workspace.*neither compiled, measured nor exported.*mkldnn\.flags\(enabled=False\)"
+    assert re.search(refused, payload["blocked"])
+    for run in (v.compile, v.measure, v.timeline, v.kernel_times, lambda: v.export(tmp_path / "step.py")):
+        with pytest.raises(ExportError, match=refused):
+            run()
+    with torch.backends.mkldnn.flags(enabled=False):
+        remedied = tracefuse.capture(step).optimize().halves()
+        eager = step()
+        expected = [parameter.grad.clone() for parameter in net.parameters()]
+        net.zero_grad()
+        found = remedied()
+        found.backward()
+    torch.testing.assert_close(found, eager)
+    for parameter, gradient in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from findings import case, found
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import tracefuse
 from tracefuse.diagnose.diagnose import diagnose
+from tracefuse.optimizers.costs.cost import packet_name
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import origin
+from tracefuse.recording import operators
+from tracefuse.recording.calls import is_in_engine
+from tracefuse.recording.frames import user_source
 
 LOSSES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "log": (lambda x: torch.softmax(x, -1).log(), "softmax is computed in two ops, and is minus infinity where"),
@@ -112,3 +123,89 @@ def test_a_loop_that_takes_two_tensors_apart_is_said_once_with_masks_in_place_of
     (finding,) = found("per-sample-loop", case(tracefuse.capture(step)))
     assert "`masked_fill` or `torch.where` in place of a selection" in finding.fix
     assert "vmap" not in finding.fix
+
+
+def test_what_a_cast_is_worth_has_no_sum_of_gradients_in_it() -> None:
+    """A residual around a norm in float32: autograd sums both gradients in the name of the cast, and does so without it."""
+    norm, feed, x = nn.LayerNorm(256), nn.Linear(256, 256).bfloat16(), torch.randn(512, 256, dtype=torch.bfloat16)
+
+    def step() -> None:
+        h = feed(x)
+        (h + norm(h.float()).to(h.dtype)).sum().backward()
+
+    of = case(tracefuse.capture(step))
+    names = {n: packet_name(n) for n in of.trace.ops if does_work(n)}
+    assert [names[n] for n in names if origin(n).autograd == "ToCopyBackward0"].count("add") == 1
+    (one,) = found("norm-in-float32", of)
+    casts, norms = ([n for n in names if names[n].startswith(name)] for name in ("_to_copy", "native_layer_norm"))
+    assert one.worth_us == pytest.approx(of.us(casts) + of.us(norms) / 2)
+
+
+class Dropped(nn.Module):
+    """A layer whose forward computes 2 matmuls, a GELU and a dropout, in the ops of a CPU or in the one of a GPU."""
+
+    def __init__(self, is_fused: bool) -> None:
+        super().__init__()
+        self.up, self.down, self.is_fused = nn.Linear(32, 32), nn.Linear(32, 32), is_fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.up(x))
+        return self.down(torch.native_dropout(h, 0.1, True)[0] if self.is_fused else F.dropout(h, 0.1))
+
+
+@pytest.mark.parametrize("is_fused", [False, True], ids=["op by op", "native_dropout"])
+def test_what_a_checkpoint_computes_again_behind_a_dropout_is_counted(is_fused: bool) -> None:
+    layers, x = nn.ModuleList(Dropped(is_fused) for _ in range(3)), torch.randn(64, 32)
+    ran: list[str] = []
+
+    class Notes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ran.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    def step(is_checkpointed: bool = True) -> None:
+        h = x
+        for layer in layers:
+            h = checkpoint(layer, h, use_reentrant=False) if is_checkpointed else layer(h)
+        with Notes():
+            h.sum().backward()
+
+    step(is_checkpointed=False)
+    kept = Counter(ran)
+    ran.clear()
+    step()
+    again = Counter(ran) - kept
+    computing = {"addmm", "gelu", "native_dropout", "mul", "div_"}
+    expected = sum(count for name, count in again.items() if name.partition("::")[2].partition(".")[0] in computing)
+    (finding,) = found("checkpoint-not-needed", case(tracefuse.capture(step)))
+    assert dict(finding.evidence)["computed again"].startswith(f"{expected} ops")
+
+
+def test_the_share_that_checkpoints_compute_again_is_of_the_whole_forward() -> None:
+    attend = nn.MultiheadAttention(32, 2, dropout=0.1, batch_first=True)
+    x, head = torch.randn(4, 16, 32), nn.Linear(32, 32)
+
+    def step() -> None:
+        h = checkpoint(lambda x: attend(x, x, x, need_weights=False)[0], x, use_reentrant=False)
+        head(head(head(h))).sum().backward()
+
+    (finding,) = found("checkpoint-not-needed", case(tracefuse.capture(step)))
+    share = re.search(r"compute (\d+) %", finding.title)
+    assert share is not None
+    assert int(share[1]) < 90
+
+
+@pytest.mark.parametrize("has_lines", [True, False])
+def test_a_second_backward_is_told_at_its_line_on_threads_of_autograds_too(
+    has_lines: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's backward runs on a thread that has no line of the user's."""
+    trunk, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(32, 64)
+    if not has_lines:
+        monkeypatch.setattr(operators, "user_source", lambda: None if is_in_engine() else user_source())
+    with tracefuse.capture() as c:
+        h = trunk(x)
+        h.square().mean().backward(retain_graph=True)
+        h.abs().mean().backward()
+    (finding,) = found("second-backward", case(c))
+    assert finding.source.endswith("  h.abs().mean().backward()")

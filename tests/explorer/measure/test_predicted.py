@@ -76,6 +76,19 @@ def test_ops_that_the_passes_left_keep_their_measured_times() -> None:
     assert (times.kind, times.device) == ("predicted", DEVICE)
 
 
+@pytest.mark.parametrize("step_us", [None, 1e4])
+def test_what_lays_out_operands_is_the_same_part_of_an_op_wherever_the_op_is_told(step_us: float | None) -> None:
+    v = variant()
+    base, times = v.baseline.whole, profiled(v.baseline.whole)
+    halves = {name: us / 2 for name, us in times.us.items()}
+    known = predictor(Anchor(base, replace(times, laid_out_us=halves), step_us))
+    for of in (v.baseline, v):
+        told = known(of.whole)
+        kept = {name for name, _ in keys(of.whole).items() & keys(base).items()} & told.us.keys()
+        assert kept == told.laid_out_us.keys()
+        assert all(told.laid_out_us[name] == pytest.approx(told.us[name] / 2) for name in kept)
+
+
 # --- what changed -----------------------------------------------------------------------------------------------------
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tracefuse
 from tracefuse.execution.export import _on_cpu
-from tracefuse.recording.operators import has_lengths_elsewhere, with_lengths_moved
+from tracefuse.recording.hooks import LengthsHook
 
-aten = torch.ops.aten
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -42,16 +43,33 @@ def test_ctc_is_captured_with_lengths_on_the_cpu(device: str) -> None:
         torch.testing.assert_close(parameter.grad, gradient)
 
 
-def test_only_lengths_elsewhere_are_moved() -> None:
-    here, there = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64, device="meta")
-    forward, backward = aten._ctc_loss.Tensor, aten._ctc_loss_backward.Tensor
-    assert has_lengths_elsewhere(forward, (there, there, here, there, 0))
-    assert has_lengths_elsewhere(backward, (there, there, there, here, here, there, there, 0))
-    assert not has_lengths_elsewhere(forward, (here, here, here, here, 0))
-    assert not has_lengths_elsewhere(aten.add.Tensor, (there, here))
-    moved = with_lengths_moved(forward, (there, there, here, here, 0))
-    assert [one.device.type for one in moved[:4]] == ["meta"] * 4
-    assert moved[4] == 0
+class Reached(Exception):
+    """Raised where the loss itself would run."""
+
+
+class UntilTheLoss(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._ctc_loss.Tensor:
+            raise Reached([length.device.type for length in args[2:4]])
+        return func(*args, **(kwargs or {}))
+
+
+def test_lengths_go_to_the_other_device_only_while_a_recorder_is_entered() -> None:
+    own, x, letters = torch.ctc_loss, torch.zeros(4, 1, 3), torch.ones(1, 2, dtype=torch.int64)
+    one, numbers = torch.ones(1, dtype=torch.int64), ((4,), (2,))
+    LengthsHook.enter()
+    try:
+        with UntilTheLoss(), pytest.raises(Reached, match=r"\['meta', 'meta'\]"):
+            F.ctc_loss(x.to("meta"), letters.to("meta"), one, one)
+        with UntilTheLoss(), pytest.raises(Reached, match=r"\['meta', 'meta'\]"):
+            torch.ctc_loss(x.to("meta"), letters.to("meta"), input_lengths=one, target_lengths=one)
+        of_numbers = F.ctc_loss(x, letters, *numbers)
+    finally:
+        LengthsHook.leave()
+    assert torch.ctc_loss is own
+    assert torch.equal(of_numbers, F.ctc_loss(x, letters, *numbers))
+    with UntilTheLoss(), pytest.raises(Reached, match=r"\['cpu', 'cpu'\]"):
+        F.ctc_loss(x.to("meta"), letters.to("meta"), one, one)
 
 
 class Sequences(nn.Module):

@@ -22,15 +22,17 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+device, *names = sys.argv[1:]
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-mesh = init_device_mesh("cpu", (world,))
+torch.zeros(1, device=device)  # a GPU that is initialized is taken as it is: all ranks share it
+mesh = init_device_mesh(device, (world,))
 
 def net(frozen=False):
     torch.manual_seed(0)
     made = nn.Sequential(*[nn.Sequential(nn.Linear(24, 24), nn.GELU()) for _ in range(3)])
     made[0].requires_grad_(not frozen)
-    return made
+    return made.to(device)
 
 def sharded(model, mesh=mesh, **options):
     for block in model:
@@ -65,12 +67,12 @@ def tensor_parallel(model, mesh):
 
 def sequence_parallel():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 48), nn.Linear(48, 24))
+    model = nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 48), nn.Linear(48, 24)).to(device)
     plan = {"0": SequenceParallel(sequence_dim=0), "1": ColwiseParallel(input_layouts=Shard(0))}
     return parallelize_module(model, mesh, plan | {"2": RowwiseParallel(output_layouts=Shard(0))})
 
 def two_dimensions():
-    both = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "tensor"))
+    both = init_device_mesh(device, (world // 2, 2), mesh_dim_names=("data", "tensor"))
     return sharded(tensor_parallel(net()[:2], both["tensor"]), both["data"])
 
 bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -78,14 +80,14 @@ MODELS = {
     "ddp": lambda: DistributedDataParallel(net()),
     "ddp, small buckets": lambda: DistributedDataParallel(net(), bucket_cap_mb=0.003),
     "ddp, gradients in buckets": lambda: DistributedDataParallel(net(), gradient_as_bucket_view=True),
-    "ddp, unused": lambda: DistributedDataParallel(Uneven(), find_unused_parameters=True),
+    "ddp, unused": lambda: DistributedDataParallel(Uneven().to(device), find_unused_parameters=True),
     "ddp, frozen": lambda: DistributedDataParallel(net(frozen=True)),
     "by hand": lambda: DistributedDataParallel(ByHand()),
     "fsdp": lambda: sharded(net()),
     "fsdp, kept": lambda: sharded(net(), reshard_after_forward=False),
     "fsdp, bf16": lambda: sharded(net(), mp_policy=bf16),
     "fsdp, offloaded": lambda: sharded(net(), offload_policy=CPUOffloadPolicy(pin_memory=False)),
-    "fsdp, uneven": lambda: fully_shard(Uneven(), mesh=mesh),
+    "fsdp, uneven": lambda: fully_shard(Uneven().to(device), mesh=mesh),
     "fsdp, frozen": lambda: sharded(net(frozen=True)),
     "tensor parallel": lambda: tensor_parallel(net()[:2], mesh),
     "sequence parallel": sequence_parallel,
@@ -102,7 +104,7 @@ def trained(name, recorded):
     losses = []
     for number in range(4):
         torch.manual_seed(100 * number + rank // SAME_BATCH.get(name, 1))
-        x = torch.randn(8, 24)
+        x = torch.randn(8, 24).to(device)
         def step():
             loss = model(x).float().square().mean()
             loss.backward()
@@ -132,7 +134,7 @@ def exchanged(capture):
         for n in capture.program.whole.ops if getattr(n.target, "namespace", "") == "tracefuse_ranks" and len(n.args) > 1
     ]
 
-for name in sys.argv[1:]:
+for name in names:
     expected = trained(name, False)
     found = trained(name, True)
     with tracefuse.capture_step(n=3) as c:
@@ -196,7 +198,7 @@ def said_by(script: str, processes: int, folder: Path, *arguments: str) -> dict[
 def test_every_rank_is_captured_with_its_collectives(tmp_path: Path) -> None:
     names = [*EXCHANGED, "fsdp, kept", "fsdp, bf16", "fsdp, offloaded", "fsdp, uneven", "fsdp, frozen"]
     names += ["tensor parallel", "sequence parallel"]
-    said = said_by(SCRIPT, 2, tmp_path, *names)
+    said = said_by(SCRIPT, 2, tmp_path, "cpu", *names)
     assert set(said) == {(rank, name) for rank in (0, 1) for name in names}
     for (_, name), (exchanged, _) in said.items():
         if name in EXCHANGED:
@@ -210,7 +212,7 @@ def test_every_rank_is_captured_with_its_collectives(tmp_path: Path) -> None:
 
 def test_so_is_every_one_of_four_ranks_also_in_two_dimensions(tmp_path: Path) -> None:
     both = "fsdp and tensor parallel"
-    said = said_by(SCRIPT, 4, tmp_path, "ddp", "fsdp", "tensor parallel", both)
+    said = said_by(SCRIPT, 4, tmp_path, "cpu", "ddp", "fsdp", "tensor parallel", both)
     assert len(said) == 4 * 4
     for (_, name), (exchanged, _) in said.items():
         if name in EXCHANGED:
@@ -226,7 +228,26 @@ def test_so_is_every_one_of_four_ranks_also_in_two_dimensions(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.gpu
+def test_so_are_two_processes_that_share_a_gpu(tmp_path: Path) -> None:
+    names = [
+        *EXCHANGED,
+        "fsdp, kept",
+        "fsdp, bf16",
+        "fsdp, uneven",
+        "fsdp, frozen",
+        "tensor parallel",
+    ]
+    said = said_by(SCRIPT, 2, tmp_path, "cuda", *names)
+    assert set(said) == {(rank, name) for rank in (0, 1) for name in names}
+    for (_, name), (exchanged, _) in said.items():
+        if name in EXCHANGED:
+            of_model = [(kind, serves) for kind, _, serves in exchanged if name != "fsdp" or kind != "all_reduce"]
+            assert of_model == EXCHANGED[name], name
+
+
 COMPILED = """
+import warnings
 import torch, tracefuse
 import torch.distributed as dist
 from torch import nn
@@ -235,6 +256,13 @@ from tracefuse.errors import CaptureError
 
 dist.init_process_group("gloo")
 net = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+by_method = DistributedDataParallel(net)
+by_method.compile(backend="tracefuse")  # which loads the backend
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    by_method(torch.randn(2, 4)).sum().backward()
+(told,) = (str(one.message) for one in caught if "nothing of this model is compiled" in str(one.message))
+assert 'DistributedDataParallel(torch.compile(model, backend="tracefuse"))' in told, told
 wrapped = torch.compile(DistributedDataParallel(net), backend="tracefuse")
 wrapped(torch.randn(2, 4)).sum().backward()
 try:

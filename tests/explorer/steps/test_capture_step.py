@@ -171,6 +171,11 @@ def test_what_a_step_says_of_itself() -> None:
     told = {(one.op, one.argument) for one in c.varying}
     assert ("aten.addcdiv_.default", "value") in told  # the learning rate over a bias correction
     assert all("self.optimizer.step()" in one.source.text for one in c.varying)
+    head, *rows = str(c.varying).splitlines()
+    assert head.split() == ["argument", "operator", "values", "here", "next", "line"]
+    assert len(rows) <= 11
+    assert any(row.startswith("value ") and "aten.addcdiv_.default" in row for row in rows)
+    assert sum(int(row.split()[2]) for row in rows if not row.startswith("and ")) <= len(c.varying)
     assert "one step × 5, step 3 shown (AdamW)" in str(steps)
 
 
@@ -413,6 +418,8 @@ def test_an_optimizer_that_calls_another_makes_one_update() -> None:
 def test_a_run_that_ends_too_early_says_how_far_it_came() -> None:
     with tracefuse.capture_step(n=3) as c:
         Loop().train(2)
+        assert repr(c) == "<tracefuse.Capture: nothing yet>"
+    assert "after 2 whole steps, before step 3 was over" in repr(c)
     with pytest.raises(CaptureError, match=r"after 2 whole steps, before step 3 was over.*capture_step\(n=1\)"):
         _ = c.trace
     assert (c.steps.captured, c.steps.headline, c.varying) == (None, "one step × 2", ())

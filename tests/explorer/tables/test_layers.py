@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from dataclasses import replace
 from functools import cache
 
@@ -18,8 +19,8 @@ from tracefuse.config.configuration import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import phase
-from tracefuse.tables.folding import KINDS, kind, work
+from tracefuse.optimizers.trace import origin, phase
+from tracefuse.tables.folding import KINDS, OUTSIDE, kind, work
 from tracefuse.tables.layers import Layer, Layers, layers
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.program import payload
@@ -292,3 +293,35 @@ def test_a_forward_alone_has_no_backward() -> None:
 
 def test_modelled_times_of_a_program_on_a_cpu_say_that_they_are_not_its() -> None:
     assert "not of the CPU that it ran on" in captured("gpt").layers().provenance
+
+
+def test_gradients_of_later_micro_batches_are_added_in_the_module_that_they_come_from() -> None:
+    torch.manual_seed(0)
+    conv = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    model = nn.Sequential(OrderedDict(conv=conv, head=nn.Sequential(nn.Flatten(), nn.Linear(8 * 64, 5))))
+    xs, ys = torch.randn(4, 2, 3, 8, 8), torch.randint(5, (4, 2))
+
+    def step() -> None:
+        for x, y in zip(xs, ys, strict=True):
+            (nn.functional.cross_entropy(model(x), y) / 4).backward()
+
+    variant = tracefuse.capture(step).optimize()
+    rows = {row.name: row for row in variant.layers()}
+    for name in ("conv.0", "conv.2", "head.1"):
+        adding = [n for n in variant.program.backward.ops if origin(n).autograd == "AccumulateGrad"]
+        assert sum(origin(n).module == name for n in adding) == 3 * 2, "a weight and a bias in each later micro-batch"
+        assert rows[name].backward_us[1] > 0
+        assert rows[name].ratio is not None
+    outside = rows[OUTSIDE]
+    assert sum(outside.backward_us) < 0.05 * sum(sum(row.backward_us) for row in rows.values())
+    assert outside.ratio is None
+
+
+def test_a_ratio_without_a_meaning_is_a_dash() -> None:
+    one = Layer("h", "Block", (1, 1), (1, 1), (1.0, 0.001), (2.0, 2.0), (0, 0), "")
+    assert one.ratio is None
+    outside = replace(one, path="", module_type="", forward_us=(1.0, 1.0))
+    assert outside.ratio is None
+    assert replace(one, forward_us=(1.0, 1.0)).ratio == 2
+    title, *lines = str(Layers([one, outside], "")).splitlines()[1:3]
+    assert lines[0][title.index("ratio")] == "—"

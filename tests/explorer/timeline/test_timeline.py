@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -244,6 +245,22 @@ def test_an_ops_time_is_the_sum_of_what_it_ran_on_the_gpu() -> None:
     assert program_of(EVENTS).op_us == {"exp": 20, "sin": 9, "result": 3}
 
 
+def test_copies_that_lay_out_operands_are_told_apart_within_an_op() -> None:
+    copy = (
+        "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda("
+        "at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda()#12}::operator()() const::"
+        "{lambda(c10::BFloat16)#1}>(at::TensorIteratorBase&, {lambda(c10::BFloat16)#1} const&)::{lambda(int)#1}>"
+    )
+    first = [event._replace(name=copy) if event.name == "sin_kernel" else event for event in EVENTS]
+    assert program_of(first).laid_out_us == pytest.approx({"sin": 7})
+    assert replace(program_of(first), op_us={"sin": 18.0}).laid_out_us == pytest.approx({"sin": 14}), "the middle time"
+    alone = [event._replace(name=copy) if event.name == "exp_kernel" else event for event in EVENTS]
+    assert program_of(alone).laid_out_us == {}, "an op that copies and does nothing else"
+    assert program_of(EVENTS).laid_out_us == program_of([]).laid_out_us == {}
+    times = Timeline("measured on a GPU", (program_of(first),)).op_times(0)
+    assert (times.us["sin"], times.laid_out_us) == (9, pytest.approx({"sin": 7}))
+
+
 def test_streams_come_before_copies_and_the_host_is_last() -> None:
     assert program_of(EVENTS).lanes == (
         Lane("stream 13", "gpu"),
@@ -315,6 +332,19 @@ def test_on_a_gpu_every_launch_is_recorded() -> None:
     kernels = [event for event in found if event.on_gpu and not event.name.startswith(NOT_KERNELS)]
     launches = [event for event in found if event.is_cuda_call and event.name.startswith(LAUNCHES)]
     assert len(kernels) == len(launches) == 10
+
+
+@pytest.mark.gpu
+def test_a_convolution_lays_out_a_gradient_that_lies_otherwise() -> None:
+    layout = torch.channels_last
+    x = torch.randn(8, 64, 56, 56, device="cuda", dtype=torch.bfloat16).to(memory_format=layout).requires_grad_()
+    weight = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.bfloat16).to(memory_format=layout).requires_grad_()
+    gradient = torch.randn(8, 64, 56, 56, device="cuda", dtype=torch.bfloat16)
+    for given, is_laid_out in ((gradient, True), (gradient.to(memory_format=layout), False)):
+        capture = tracefuse.capture(lambda given=given: torch.conv2d(x, weight, padding=1).backward(given))
+        program = timeline(capture.variant(Config.off())).programs[0]
+        (op,) = [n for n in capture.trace.ops if n.target is torch.ops.aten.convolution_backward.default]
+        assert (0 < program.laid_out_us.get(op.name, 0.0) < program.op_us[op.name]) == is_laid_out
 
 
 @pytest.mark.gpu

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
 
 import tracefuse
 
@@ -67,3 +71,131 @@ def test_micro_batches_are_called_in_turn() -> None:
     with tracefuse.capture_step(n=3) as c:
         ours.run(data_of(4, micro=2))
     assert c.optimize().compile().inputs == ("features", "labels", "features_1", "labels_1")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h, state = self.rnn(x, state)
+        return self.out(h), state
+
+
+@pytest.mark.parametrize("capturing", [lambda: tracefuse.capture_step(n=3), tracefuse.capture], ids=["step", "block"])
+def test_a_state_that_a_step_returns_is_carried_on_by_its_caller(capturing: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    data = [(torch.randn(2, 5, 4), torch.randn(2, 5, 3)) for _ in range(7)]
+
+    def trained(
+        model: nn.Module, opt: optim.Optimizer, state: Tensor | None, batches: Any, c: Any = None
+    ) -> tuple[list[float], Tensor | None]:
+        losses = []
+        for x, y in batches:
+            out, state = model(x, state)
+            loss, state = F.mse_loss(out, y), state.detach()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(float(loss.detach()))
+            if c is not None:
+                c.returned = loss, state
+        return losses, state
+
+    ours = Recurrent()
+    optimizer = optim.SGD(ours.parameters(), lr=0.1, fused=True)
+    with capturing() as c:
+        _, state = trained(ours, optimizer, None, data[:4], c)
+    assert not any("beside the step" in text for text in c.unrecorded)
+    assert c.returned is None
+    eager = copy.deepcopy(ours)
+    expected, last = trained(eager, optim.SGD(eager.parameters(), lr=0.1, fused=True), state, data[4:])
+    step, losses = c.optimize().compile(), []
+    for x, y in data[4:]:
+        loss, state = step(x, state, y)
+        losses.append(float(loss))
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(state, last)
+
+
+class OfStates(Recurrent):
+    """Its state comes in a tuple, as that of a long short-term memory."""
+
+    def forward(self, x: Tensor, states: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:  # type: ignore[override]
+        out, state = super().forward(x, *states)
+        return out, (state,)
+
+
+def detached(states: tuple[Tensor]) -> tuple[Tensor]:
+    return tuple(one.detach() for one in states)  # type: ignore[return-value]
+
+
+def test_a_state_that_the_step_detaches_before_it_gives_it_to_the_model_is_called_as_the_model_calls_it() -> None:
+    """As back-propagation through time is truncated: the step begins with its batch, so that it detaches what it reads."""
+    torch.manual_seed(0)
+    xs, ys = torch.randn(7, 2, 5, 4), torch.randn(7, 2, 5, 3)
+
+    def trained(
+        model: nn.Module, opt: optim.Optimizer, states: tuple[Tensor], first: int, last: int, c: Any = None
+    ) -> tuple[float, tuple[Tensor]]:
+        for at in range(first, last):
+            x, y = xs[at], ys[at]
+            opt.zero_grad()
+            states = detached(states)
+            out, states = model(x, states)
+            loss = F.mse_loss(out, y)
+            loss.backward()
+            opt.step()
+            if c is not None:
+                c.returned = states
+        return loss.item(), states
+
+    ours = OfStates()
+    optimizer = optim.SGD(ours.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        _, states = trained(ours, optimizer, (torch.zeros(1, 2, 6),), 0, 4, c)
+    step, eager, expected = c.optimize().compile(), copy.deepcopy(ours), detached(states)
+    theirs, (state,) = optim.SGD(eager.parameters(), lr=0.1, fused=True), expected
+    assert step.inputs == ("x", "states", "y")
+    for at in range(4, 7):
+        state, loss = step(xs[at], state, ys[at])
+        said, expected = trained(eager, theirs, expected, at, at + 1)
+        assert float(loss) == pytest.approx(said)
+        torch.testing.assert_close(state, expected[0].detach())
+
+
+@pytest.mark.parametrize("factor", [8.0, 0.25])
+def test_a_loss_that_is_scaled_is_returned_by_a_name_that_says_so_and_itself_where_that_is_asked_for(
+    factor: float,
+) -> None:
+    model, x = nn.Linear(4, 1), torch.randn(3, 4)
+    optimizer, scaler = optim.SGD(model.parameters(), lr=0.1, fused=True), torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def steps(count: int, c: Any = None) -> float:
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            if c is not None:
+                c.returned = loss
+            if factor == 8.0:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                (loss / 4).backward()
+                optimizer.step()
+        return loss.item()
+
+    with tracefuse.capture_step(n=3) as c:
+        steps(4)
+    with tracefuse.capture_step(n=3) as both:
+        steps(4, both)
+    assert c.optimize().compile().results == ("scaled_loss",)
+    step = both.optimize().compile()
+    assert step.results == ("loss", "scaled_loss")
+    before = copy.deepcopy(model.state_dict())
+    found = step(x)
+    model.load_state_dict(before)
+    loss = steps(1)
+    assert [float(one) for one in found] == pytest.approx([loss, factor * loss])

@@ -102,6 +102,49 @@ def test_a_compiled_step_takes_the_batch_that_the_loop_made(how: str, tmp_path: 
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("cuda_graph", [False, True])
+@pytest.mark.parametrize("how", ["stacked", "cropped"])
+def test_a_batch_that_is_pinned_in_the_step_goes_to_the_gpu(how: str, cuda_graph: bool) -> None:
+    """nanoGPT's loop: it pins what it has stacked, and moves that.
+
+    On a GPU a compiled step reads the learning rate as float32; this one is the same number in float64.
+    """
+
+    class OnGpu(Trained):
+        def __init__(self) -> None:
+            super().__init__(getattr(Drawn(), how))
+            self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double().cuda()
+            self.opt = optim.AdamW(self.model.parameters(), lr=2**-7, fused=True)
+
+        def batch(self) -> Batch:
+            x, y = self.draw()
+            return x.pin_memory().to("cuda", non_blocking=True), y.pin_memory().to("cuda", non_blocking=True)
+
+        def train(self, steps: int) -> None:
+            for _ in range(steps):
+                x, y = self.batch()
+                loss = F.mse_loss(self.model(x), y)
+                self.opt.zero_grad()
+                loss.backward()
+                self.opt.step()
+
+    torch.manual_seed(0)
+    eager = OnGpu()
+    torch.manual_seed(0)
+    ours = OnGpu()
+    ours.model.load_state_dict(eager.model.state_dict())
+    with tracefuse.capture_step(n=3) as c:
+        ours.train(4)
+    assert "bit for bit" in str(c.check())
+    step = c.optimize().compile(cuda_graph=cuda_graph)
+    assert step.inputs == ("x", "y")
+    eager.train(10)
+    for _ in range(6):
+        step(*ours.batch())
+    assert ours.distance(eager) < NEAR
+
+
 def test_without_a_batch_it_takes_the_captured_one() -> None:
     ours = Trained(Drawn().stacked)
     made: list[Batch] = []
@@ -345,3 +388,93 @@ def test_data_that_has_a_name_and_batches_stand_as_the_model_is_given_them() -> 
     _, labels = draw()
     expected = model(2 * features, labels)
     torch.testing.assert_close(step(2 * features, labels), expected)
+
+
+def classified(model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
+    """The loss of a function whose variables are gone when the step ends: its data has no name. Class -100 is ignored."""
+    x, y = batch
+    return F.cross_entropy(model(x), y, label_smoothing=smoothing)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_what_a_loss_computes_of_targets_without_a_name_is_computed_of_those_that_are_passed(smoothing: float) -> None:
+    torch.manual_seed(0)
+    data = [(torch.randn(6, 4), torch.randint(0, 3, (6,)).index_fill(0, torch.tensor([at]), -100)) for at in range(6)]
+    ours = nn.Linear(4, 3)
+    optimizer = optim.SGD(ours.parameters(), lr=0.1, fused=True)
+
+    def trained(model: nn.Module, opt: optim.Optimizer, batches: list[Batch]) -> list[float]:
+        losses = []
+        for batch in batches:
+            opt.zero_grad()
+            loss = classified(model, batch, smoothing)
+            loss.backward()
+            opt.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    with tracefuse.capture_step(n=3) as c:
+        trained(ours, optimizer, data[:4])
+    eager = copy.deepcopy(ours)
+    step = c.optimize().compile()
+    assert len(step.inputs) == 2
+    expected = trained(eager, optim.SGD(eager.parameters(), lr=0.1, fused=True), data[4:])
+    torch.testing.assert_close([float(step(*batch)) for batch in data[4:]], expected)
+    torch.testing.assert_close(ours.state_dict(), eager.state_dict())
+
+
+def test_a_batch_that_is_its_own_target_is_passed_once() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, fused=True)
+
+    def loss_of(batch: tuple[Tensor]) -> Tensor:
+        return F.mse_loss(model(batch[0] / 255), batch[0])
+
+    batches = [(torch.randn(2, 4),) for _ in range(4)]
+    with tracefuse.capture_step(n=3) as c:
+        for batch in batches:
+            loss_of(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    step = c.optimize().compile()
+    assert len(step.inputs) == 1
+    x = torch.randn(2, 4)
+    expected = loss_of((x,)).detach()
+    torch.testing.assert_close(step(x), expected)
+
+
+def normalised_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    x = (x - x.mean(0)) / x.std(0)
+    return F.mse_loss(model(x), y)
+
+
+def target_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x), y.tanh())
+
+
+@pytest.mark.parametrize("loss_of", [normalised_loss, target_loss])
+def test_what_a_function_that_calls_the_model_prepares_the_step_prepares_by_itself(
+    loss_of: Callable[..., Tensor],
+) -> None:
+    torch.manual_seed(0)
+    data = [(torch.randn(6, 4), torch.randn(6, 3)) for _ in range(7)]
+
+    def trained(model: nn.Module, opt: optim.Optimizer, batches: list[Batch]) -> list[float]:
+        losses = []
+        for batch in batches:
+            opt.zero_grad()
+            loss = loss_of(model, *batch)
+            loss.backward()
+            opt.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    ours = nn.Linear(4, 3)
+    optimizer = optim.SGD(ours.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        trained(ours, optimizer, data[:4])
+    eager, step = copy.deepcopy(ours), c.optimize().compile()
+    expected = trained(eager, optim.SGD(eager.parameters(), lr=0.1, fused=True), data[4:])
+    assert step.inputs == ("x", "y")
+    torch.testing.assert_close([float(step(*batch)) for batch in data[4:]], expected)
+    torch.testing.assert_close(ours.state_dict(), eager.state_dict())

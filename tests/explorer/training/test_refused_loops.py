@@ -106,6 +106,18 @@ class DetachedAdvantages(Advantages):
         return said.detach()
 
 
+class Scaled(Advantages):
+    """The critic's number is part of another one."""
+
+    def value(self, said: Tensor) -> float | Tensor:
+        return said.item() / 2
+
+
+class DetachedScaled(Advantages):
+    def value(self, said: Tensor) -> float | Tensor:
+        return said.detach() / 2
+
+
 class Rollouts(Loop):
     """PPO: three epochs on what one rollout gave."""
 
@@ -128,7 +140,8 @@ REFUSED = {
     Scheduled: (r"-0.0\d+, then -0.0\d+: .*: make SGD with `fused=True`", ScheduledFused),
     Warmed: (r"^weight of aten.lerp_.Scalar .*: compute it with tensors, from a count that the step raises", Counted),
     EverySecond: (r"the step after step 3 ran other ops: \d+ ops more .*leave what only some steps run out of the loop", Loop),
-    Advantages: (r"^other of aten.sub.Tensor .*: leave out the `.item\(\)`, .*`t.detach\(\)`", DetachedAdvantages),
+    Advantages: (r": leave out the `.item\(\)`, .* it \(.*:\d+  return said.item\(\)\), .*`t.detach\(\)`", DetachedAdvantages),
+    Scaled: (r"; where it is made of what the host reads of a tensor in .*:\d+  return said.item\(\) / 2, ", DetachedScaled),
     Rollouts: (r"ran other ops: .* capture one that is repeated by the next", None),
 }  # fmt: skip
 
@@ -150,7 +163,7 @@ def test_an_epoch_between_two_rollouts_is_a_step_on_what_the_rollout_gave() -> N
         eager.step(*batch)
     (x, y), old = data[0], torch.randn(5, 3, dtype=torch.float64)
     eager.old, eager.steps = old, 1
-    assert step.inputs == ("_input", "loop_old", "constant")  # x and y are no variable's where the step ends
+    assert step.inputs == ("x", "loop_old", "y")  # as the function calls them that calls the model, and has returned
     for _ in range(10):
         eager.step(x, y)
         eager.steps = 1

@@ -10,6 +10,7 @@ import gc
 import importlib.util
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -216,7 +217,7 @@ def test_data_goes_by_name_too(adamw: tuple[Training, Variant]) -> None:
     [
         ((torch.zeros(4, 4, dtype=torch.float64),), r"float64\[4, 4\] on cpu, and the step takes .*\[5, 4\]"),
         ((torch.zeros(5, 4),), r"float32\[5, 4\] on cpu, and the step takes torch.float64"),
-        ((1, 2, 3), "got 3"),
+        ((1, 2, 3), "got 3 by position: pass no more"),
         ((3.0,), r"is float, and the step takes .* on cpu"),
     ],
 )
@@ -226,6 +227,51 @@ def test_other_data_is_refused_before_anything_is_written(adamw: Any, given: Any
     with pytest.raises(ValueError, match=said):
         variant.compile()(*given)
     assert all(torch.equal(a, b) for a, b in zip(before[0].values(), ours.model.state_dict().values(), strict=True))
+
+
+def test_data_that_is_left_out_beside_other_data_is_told_once(adamw: tuple[Training, Variant]) -> None:
+    ours, variant = adamw
+    ((x, y),) = data_of(1)[0]
+    before = ours.checkpoint()
+    step = variant.with_config(cat=False).compile()
+    name = step.inputs[1]
+    with pytest.warns(UserWarning, match=rf"called without {name}, which stays as the captured step") as told:
+        step(x)
+    assert [one.filename for one in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x)
+        step(x, y)
+        step(**{step.inputs[0]: x, name: y})
+    ours.resume(before)
+
+
+def test_a_call_without_data_runs_on_the_captured_one_and_says_so_once(adamw: tuple[Training, Variant]) -> None:
+    ours, variant = adamw
+    before = ours.checkpoint()
+    step = variant.with_config(cat=False, pad=False).compile()
+    with pytest.warns(
+        UserWarning, match=r"^the step takes \w+, \w+, and was called without data: it runs again"
+    ) as told:
+        found = step()
+    assert [one.filename for one in told] == [__file__]
+    ours.resume(before)
+    (batch,) = data_of(CAPTURED)[2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(step(*batch), found)
+        step()
+    ours.resume(before)
+
+
+def test_data_of_another_name_is_refused_by_that_name(adamw: Any) -> None:
+    _, variant = adamw
+    ((x, y),) = data_of(1)[0]
+    step = variant.compile()
+    with pytest.raises(
+        ValueError, match=rf"the step takes {', '.join(step.inputs)}, and nothing called targets: pass no more"
+    ):
+        step(x, targets=y)
 
 
 def test_frozen_parameters_and_their_state_stay_as_they_are() -> None:

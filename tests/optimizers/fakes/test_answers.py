@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tracefuse.optimizers.facts import storage_id, tensors_in
 from tracefuse.optimizers.fakes import answers
 from tracefuse.optimizers.fakes.answers import yields
+from tracefuse.optimizers.fakes.made import fake_tensor
 
 aten = torch.ops.aten
 
@@ -115,3 +116,12 @@ def test_what_writes_to_its_arguments_does_so_each_time() -> None:
         yields(mode, aten.resize_.default, (resized, [2, 2]), {})
         assert turned.shape == (6, 4)
         assert resized.shape == (2, 2)
+
+
+def test_pinned_memory_is_laid_out_as_what_is_pinned() -> None:
+    """Torch has no answer of its own, also where there is no GPU to pin memory for."""
+    mode = FakeTensorMode()
+    given = fake_tensor(mode, (3, 4), (1, 3), torch.int64, torch.device("cpu"))
+    found = yields(mode, torch.ops.aten._pin_memory.default, (given,), {})
+    assert (found.shape, found.stride(), found.dtype, found.device) == (given.shape, (1, 3), torch.int64, given.device)
+    assert found.untyped_storage() is not given.untyped_storage()

@@ -60,6 +60,16 @@ def test_a_single_op_stays_with_aten() -> None:
     assert "one op alone" in result.reasons("leave")[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gelu_of_halves_is_a_kernel_alone_where_aten_computes_an_error_function(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 5, dtype=dtype)
+    backward = torch.ops.aten.gelu_backward
+    for op in (F.gelu, lambda x: backward(x, x)):
+        assert [len(kernel.body.ops) for kernel in kernels(fused(op, x))] == [1]
+    for op in (lambda x: F.gelu(x, approximate="tanh"), lambda x: backward(x, x, approximate="tanh")):
+        assert "one op alone" in fused(op, x).reasons("leave")[0]
+
+
 def test_views_alone_are_never_a_kernel() -> None:
     assert not kernels(fused(lambda x: x.t().unsqueeze(0)[:, 1:], torch.randn(4, 5)))
 

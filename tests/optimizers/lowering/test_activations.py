@@ -5,6 +5,7 @@ The numbers are checked under the interpreter, in the process that `test_triton.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -21,6 +22,7 @@ from tracefuse.optimizers.ops import op_name
 from tracefuse.variant import Variant
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
+HALVES = (bf16, torch.float16)
 
 ARGUMENTS: dict[str, list[dict[str, object]]] = {
     "Threshold": [{"threshold": 0.1, "value": -0.3}],
@@ -138,6 +140,50 @@ def test_corners_and_what_is_no_number(dtype: torch.dtype) -> None:
         torch.testing.assert_close(
             found, layer(x), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True, msg=name
         )
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_gelu_of_every_number_of_a_half(dtype: torch.dtype) -> None:
+    x = every_number(dtype)
+    # The interpreter takes subnormal numbers of bf16 for 0.
+    check_gelu(x if dtype is not bf16 else x[(x == 0) | (x.abs() >= torch.finfo(dtype).tiny) | x.isnan()])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_gelu_of_every_number_of_a_half_on_a_gpu(dtype: torch.dtype) -> None:
+    check_gelu(every_number(dtype).cuda())
+
+
+def every_number(dtype: torch.dtype) -> Tensor:
+    return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+
+
+def check_gelu(x: Tensor) -> None:
+    """Both directions yield the exact number rounded, or else one next to it, and that not more often than ATen's do; of a
+    zero they yield the zero of its sign. What is stored is wider, as the interpreter does not round to even."""
+    wide, ones = x.cpu().double(), torch.ones_like(x)
+    cdf = 0.5 * torch.special.erfc(-wide / math.sqrt(2))
+    density = torch.exp(-0.5 * wide * wide) / math.sqrt(2 * math.pi)
+    for program, operands, exact in (
+        (lambda x: nn.functional.gelu(x).float(), (x,), wide * cdf),
+        (lambda grad, x: torch.ops.aten.gelu_backward(grad, x).float(), (ones, x), cdf + wide * density),
+    ):
+        kernel, inputs = kernel_of(program, *operands)
+        (found,), rounded = run_poisoned(kernel, inputs), exact.to(x.dtype)
+        ours, theirs = (distance(one.cpu().to(x.dtype), rounded) for one in (found, kernel(*inputs)))
+        assert ours.max() <= 1
+        assert ours.count_nonzero() <= theirs.count_nonzero()
+        assert torch.equal(found.cpu()[wide == 0].signbit(), rounded[wide == 0].signbit())
+
+
+def distance(found: Tensor, wanted: Tensor) -> Tensor:
+    """How many numbers of a half apart two tensors are, element by element; a NaN is far from all but a NaN."""
+    bits = [one.view(torch.int16).int() for one in (found, wanted)]
+    places = [torch.where(one < 0, -(one & 0x7FFF), one) for one in bits]
+    apart = torch.where(found.isnan() == wanted.isnan(), (places[0] - places[1]).abs(), 2**16)
+    return torch.where(found.isnan() & wanted.isnan(), 0, apart)
 
 
 @interpreted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import json
 import re
 from dataclasses import replace
@@ -223,3 +224,20 @@ def measured_steps() -> list[dict[str, Any]]:
     explorer.measure()
     explorer.show_times_of("here")
     return [*shown, explorer.payload]
+
+
+def test_the_text_tells_which_lines_of_a_library_a_line_of_the_project_called() -> None:
+    """Without them all findings of a model from a library are told at the one line that calls it."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 128, "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, use_cache=False))
+    tokens = torch.zeros(2, 32, dtype=torch.long)
+    with tracefuse.capture() as c:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+    shown = payload(c.variant(Config.off()))
+    evidence = [dict(one["evidence"]) for one in shown["findings"]]
+    inside = [one["in the library"] for one in evidence if "in the library" in one]
+    assert any("modeling_gpt2.py:" in line for line in inside)
+    for line in inside:
+        assert f"  in the library: {line}\n" in to_text(shown)
+        assert html.escape(f"in the library: {line}") in to_static_form(shown)

@@ -10,7 +10,7 @@ from typing import Any
 import programs
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.build.modules import resources
@@ -115,8 +115,30 @@ def test_a_kernel_stands_beside_the_captured_ops_with_their_own_times() -> None:
     for record in kernel_records(variant(), of=lambda _: times_of(captured)):
         found, mine = record["replaces"], [one for call in calls[record["name"]] for one in parts[call.name]]
         assert sum(count for _, count in found["ops"]) == found["launches"] == len({node.name for node, _ in mine})
-        assert found["us"] == pytest.approx(10 * sum(share for _, share in mine))
+        assert found["us"] is None or found["us"] == pytest.approx(10 * sum(share for _, share in mine))
         assert not {name for name, _ in found["ops"]} & {"exp", "logsumexp", "gather", "rsqrt"}  # what decompose makes
+
+
+def test_a_kernel_that_does_a_part_of_an_op_has_no_time_to_be_held_against() -> None:
+    """A decomposed loss counts its targets apart, and nothing says what that took within `nll_loss`."""
+    torch.manual_seed(0)
+    model, x, targets = nn.Linear(16, 5), torch.randn(8, 16), torch.randint(5, (8,))
+    step = tracefuse.capture(lambda: nn.functional.cross_entropy(model(x), targets).backward()).optimize()
+    captured = {node.name: 10.0 for node in step.baseline.whole.ops if does_work(node)}
+    parts, calls = stood_for(step), calls_by_kernel(step.whole)
+    records = kernel_records(step, times_of({n.name: 1.0 for n in step.whole.ops}), of=lambda _: times_of(captured))
+    shares = {one["name"]: [share for call in calls[one["name"]] for _, share in parts[call.name]] for one in records}
+    alone = [one for one in records if all(share < 0.999 for share in shares[one["name"]])]
+    whole = [one for one in records if all(share > 0.999 for share in shares[one["name"]])]
+    assert alone
+    assert {name for one in alone for name, _ in one["replaces"]["ops"]} <= {
+        "nll_loss",
+        "nll_loss backward",
+        "log_softmax",
+    }
+    assert {one["replaces"]["us"] for one in alone} == {None}
+    assert all(one["replaces"]["us"] == pytest.approx(10 * len(shares[one["name"]])) for one in whole)
+    assert whole
 
 
 def test_a_kernel_names_every_line_whose_work_it_does() -> None:

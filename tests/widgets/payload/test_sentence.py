@@ -1,9 +1,10 @@
-"""The sentence on top of the view, and what a pass that changes nothing would need."""
+"""The sentences on top of the view, and what a pass that changes nothing would need."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.tables.layers import layers
 from tracefuse.text import time_text
 from tracefuse.variant import Variant
-from tracefuse.widgets.payload.clock import Clock
+from tracefuse.widgets.payload.clock import Clock, modelled_clock
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.payload.sentence import in_short, sentence_record
 from tracefuse.widgets.text import to_text
@@ -32,6 +33,18 @@ def variant() -> Variant:
     torch.manual_seed(0)
     model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
     return tracefuse.capture(lambda: model(*data).backward()).optimize()
+
+
+def tiny_ops(rounds: int, size: int) -> Variant:
+    x, weight = torch.randn(size, size), torch.randn(size, size, requires_grad=True)
+
+    def step() -> None:
+        y = x
+        for _ in range(rounds):
+            y = (y @ weight).tanh()
+        y.sum().backward()
+
+    return tracefuse.capture(step).optimize()
 
 
 def clock(kind: str) -> Clock:
@@ -51,10 +64,9 @@ def finding(key: str, worth: str, share: float | None = None, **mended: Any) -> 
 def said_of(
     findings: list[dict[str, Any]], deltas: dict[str, float | None] | None = None, is_on_gpu: bool = True
 ) -> dict[str, Any]:
-    """The sentence and the actions of a step that was measured; passes made two ops of any finding's values."""
+    """The sentences and the actions of a step that was measured."""
     rows = layers(variant().baseline.whole, variant().whole, clock("measured on").times)
-    summary = {"ops": (3, 3), "saved_bytes": (0, 0)}
-    return sentence_record(clock("measured on"), rows, findings, summary, is_on_gpu, deltas or {}, lambda _: 2)
+    return sentence_record(clock("measured on"), rows, findings, (3, 3), is_on_gpu, deltas or {})
 
 
 def needs(shown: dict[str, Any]) -> dict[str, str]:
@@ -69,45 +81,54 @@ def test_it_says_what_a_step_takes_and_where() -> None:
     before, after = shown["clock"]["step_us"]
     said = shown["sentence"]["said"]
     assert said.startswith(
-        f"A step takes {time_text(after)} on a GPU, measured ({time_text(before)} before the passes); "
+        f"A step takes {time_text(after)} on a GPU, measured; {time_text(before)} before the passes. "
     )
-    assert "its backward takes " in said
-    assert " times its forward, " in said
-    assert " % of it in h.*." in said
+    assert re.search(
+        r" Its backward takes \d\.\d times as long as its forward, \d+ % of that in h\.\*\.\S*[^.]+\. ", said
+    )
 
 
-def test_without_a_gpu_it_begins_with_what_a_cpu_can_know() -> None:
-    shown = payload(variant())
-    ops = shown["summary"]["ops"][1]
-    assert shown["sentence"]["said"].startswith(f"A step is {ops} ops, keeps ")
-    assert " µs on H100 SXM, an example, modelled (" in shown["sentence"]["said"]
+def test_without_a_gpu_all_times_are_modelled_for_an_example() -> None:
+    said = payload(tiny_ops(2, 4096))["sentence"]["said"]
+    assert re.match(r"A step would take at least \d+ µs on an example GPU \(H100 SXM\), modelled; ", said)
+    of_target = payload(tiny_ops(2, 4096), clock=modelled_clock(tiny_ops(2, 4096), gpu="L4"))["sentence"]["said"]
+    assert re.match(r"A step would take at least [\d.]+ ms on L4, modelled; ", of_target)
 
 
-def tiny_ops(rounds: int, size: int) -> Variant:
-    x, weight = torch.randn(size, size), torch.randn(size, size, requires_grad=True)
-
-    def step() -> None:
-        y = x
-        for _ in range(rounds):
-            y = (y @ weight).tanh()
-        y.sum().backward()
-
-    return tracefuse.capture(step).optimize()
+@pytest.mark.parametrize("passes", [{}, {"fuse": False}])
+def test_there_are_three_short_sentences_at_most(passes: dict[str, Any]) -> None:
+    for one in (variant(), tiny_ops(200, 8), tiny_ops(2, 4096)):
+        for shown in (payload(one.with_config(**passes)), payload(variant(), clock=clock("measured on"))):
+            said = shown["sentence"]["said"]
+            sentences = re.findall(r"[^.]+(?:\.(?! |$)[^.]*)*\.(?= |$)", said)
+            assert "".join(sentences) == said
+            assert 1 <= len(sentences) <= 3
+            assert all(len(sentence.split()) <= 36 for sentence in sentences)
 
 
 def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() -> None:
     shown = payload(tiny_ops(200, 8))
     before, after = shown["summary"]["ops"]
     assert before > 800
-    host_us = (HOST_US * before, HOST_US * after)
-    assert host_us[1] > 1000 > 100 > shown["clock"]["step_us"][1]
-    assert shown["clock"]["launch_us"] == pytest.approx(host_us[1])
-    bound = f"; launch-bound: {after} kernels take the host about {time_text(host_us[1])} "
-    bound += f"({time_text(host_us[0])} before) to launch, use cuda_graph=True; "
-    for text in (shown["sentence"]["said"], shown["sentence"]["head"], to_text(shown)):
-        assert bound in text
-    assert "; by its kernels' time " in shown["sentence"]["said"]
-    assert shown["sentence"]["said"].startswith(shown["sentence"]["head"].removesuffix("."))
+    host_us = HOST_US * after
+    assert host_us > 1000 > 100 > shown["clock"]["step_us"][1]
+    assert shown["clock"]["launch_us"] == pytest.approx(host_us)
+    bound = f"The {after} kernels of a step would take {time_text(shown['clock']['step_us'][1])} on an example GPU "
+    bound += f"(H100 SXM), but launching them about {time_text(host_us)}, modelled. "
+    bound += f"So fewer kernels help most: the passes made {after} of {before:,}."
+    said, head = shown["sentence"]["said"], shown["sentence"]["head"]
+    assert head == bound
+    assert said.startswith(bound)
+    assert bound in to_text(shown)
+    assert " %" not in said.replace(shown["sentence"]["actions"][0]["title"], ""), "a share of kernels' time"
+
+
+def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
+    rows = layers(variant().baseline.whole, variant().whole, clock("modelled for").times)
+    bound = replace(clock("modelled for"), launch_us=5e5)
+    for is_on_gpu, is_blocked in ((True, False), (False, False), (True, True)):
+        said = sentence_record(bound, rows, [], (9, 3), is_on_gpu, {}, is_blocked)["said"]
+        assert ("cuda_graph=True" in said) == (is_on_gpu and not is_blocked)
 
 
 def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:
@@ -123,15 +144,15 @@ def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:
 
     shown = payload(tracefuse.capture(step).optimize())
     assert shown["blocked"]
-    assert " to launch" in shown["sentence"]["head"]
+    assert "but launching them" in shown["sentence"]["head"]
     assert "cuda_graph" not in shown["sentence"]["said"]
 
 
 def test_a_step_of_large_kernels_is_not_and_one_that_was_measured_says_what_it_took() -> None:
     large = tiny_ops(2, 4096)
     assert payload(large)["clock"]["launch_us"] is None
-    assert "launch-bound" not in payload(large)["sentence"]["said"]
-    assert "launch-bound" not in payload(variant(), clock=clock("measured on"))["sentence"]["said"]
+    assert "launching" not in payload(large)["sentence"]["said"]
+    assert "launching" not in payload(variant(), clock=clock("measured on"))["sentence"]["said"]
 
 
 def test_a_launch_costs_what_was_measured_on_a_gpu() -> None:
@@ -145,31 +166,17 @@ def test_the_findings_that_lead_are_the_first_actions() -> None:
     left = [one for one in shown["findings"] if not one["is_mended"]]
     actions = shown["sentence"]["actions"]
     assert {one["title"] for one in actions} <= {one["title"] for one in left}
-    assert f"first to mend: {actions[0]['title']}" in shown["sentence"]["said"]
+    assert f" First to mend: {actions[0]['title']}" in shown["sentence"]["said"]
     (first,) = [one for one in left if one["title"] == actions[0]["title"]]
     amount = first["worth"].partition(" of ")[0]
     assert actions[0]["worth"].startswith(amount)
     assert "(" not in actions[0]["worth"]
 
 
-def test_what_is_worth_most_leads_and_what_is_worth_nothing_here_comes_last() -> None:
-    worths: dict[str, tuple[str, float | None]] = {
-        "reads": ("nothing on a CPU; on a GPU the host would wait", None),
-        "small": ("0.1 ms of 10 ms a step, 1 % (measured on a GPU)", 0.01),
-        "large": ("6 ms of 10 ms a step, 60 % (measured on a GPU)", 0.6),
-        "most": ("at most 2 ms of 10 ms a step, 20 % (measured on a GPU)", 0.2),
-    }
-    said = said_of([finding(at, *worth) for at, worth in worths.items()])
-    assert [one["key"] for one in said["actions"]] == ["large", "most", "small"]
-    assert "first to mend: large" in said["said"]
-
-
-def test_the_order_is_by_numbers_and_not_by_their_words() -> None:
-    """Of one share in whole percent the larger leads, and so does a worth that is told in other words."""
-    less = finding("less", "0.96 ms of 10 ms a step, 10 % (measured on a GPU)", 0.096)
-    more = finding("more", "1.04 ms of 10 ms a step, 10 % (measured on a GPU)", 0.104)
-    told = finding("told", "a tenth and a half of each step", 0.15)
-    assert [one["key"] for one in said_of([less, more, told])["actions"]] == ["told", "more", "less"]
+def test_the_first_findings_lead_in_their_order() -> None:
+    said = said_of([finding(at, "6 ms of 10 ms a step, 60 % (measured on a GPU)", 0.6) for at in "abcd"])
+    assert [one["key"] for one in said["actions"]] == ["a", "b", "c"]
+    assert said["said"].endswith(" First to mend: a (6 ms, 60 %).")
 
 
 def test_a_findings_share_is_that_of_its_words() -> None:
@@ -193,30 +200,30 @@ def test_a_lever_that_a_pass_pulls_already_is_told_as_that_before_what_is_left()
         ("loop", ["fuse"], "modelled"),
         ("small", [], ""),
     ]
-    lever = "; fuse pulls the biggest lever, at most 6 ms, 60 %, modelled: loop, at a.py:3, now 2 ops"
-    assert f"{lever}; left to mend: small (1 ms, 10 %)" in said["said"]
+    lever = " fuse mends the largest finding already, loop (at most 6 ms, 60 %, modelled); next: small (1 ms, 10 %)."
+    assert said["said"].endswith(lever)
 
 
 def test_what_is_left_leads_where_it_is_worth_more_than_what_passes_pull() -> None:
     left = finding("large", "7 ms of 10 ms a step, 70 % (measured on a GPU)", 0.7)
     said = said_of([finding("loop", LOOP, 0.6, **BY_FUSE), left])
     assert [one["key"] for one in said["actions"]] == ["large"]
-    assert "pulls" not in said["said"]
-    assert "first to mend: large" in said["said"]
+    assert " mends " not in said["said"]
+    assert "First to mend: large" in said["said"]
 
 
 def test_a_lever_that_is_pulled_in_part_says_what_is_left_of_it() -> None:
     partly = BY_FUSE | {"is_mended": False, "left": "0.5 ms of 4 ms a step, 12 % (modelled)", "left_share": 0.12}
     said = said_of([finding("loop", LOOP, 0.6, **partly)])
-    assert "fuse pulls the biggest lever, at most 6 ms, 60 %, modelled, 0.5 ms, 12 % left: loop" in said["said"]
+    assert "fuse mends a part of the largest finding already, loop (at most 6 ms, 60 %, modelled)" in said["said"]
     assert said["said"].endswith("; nothing else is left to mend.")
     assert [one["worth"] for one in said["actions"]] == ["at most 6 ms, 60 %"]
 
 
-@pytest.mark.parametrize(("kind", "told"), [("modelled", "modelled for a GPU"), ("measured", "measured")])
-def test_on_a_cpu_only_what_is_modelled_is_for_a_gpu(kind: str, told: str) -> None:
+@pytest.mark.parametrize(("kind", "told"), [("modelled", ""), ("measured", " (at most 6 ms, 60 %)")])
+def test_beside_a_step_that_was_timed_on_a_cpu_no_time_of_a_gpu_is_told(kind: str, told: str) -> None:
     said = said_of([finding("loop", LOOP, 0.6, **BY_FUSE | {"kind": kind})], is_on_gpu=False)
-    assert f"60 %, {told}: loop" in said["said"]
+    assert f"the largest finding already, loop{told}; " in said["said"]
 
 
 def test_a_planted_loop_leads_whether_fuse_is_on_or_off() -> None:
@@ -230,13 +237,10 @@ def test_a_planted_loop_leads_whether_fuse_is_on_or_off() -> None:
 
     capture = tracefuse.capture(step)
     on, off = payload(capture.optimize()), payload(capture.optimize(fuse=False))
-    kernels = capture.optimize().whole.op_count  # nothing but the loop does work here
     title = "a loop launches 512 kernels in the forward and 256 in the backward"
-    assert "; by its kernels' time fuse pulls the biggest lever, at most " in on["sentence"]["said"]
-    assert f" %, modelled: {title}" in on["sentence"]["said"]
-    assert f", now {kernels} ops; " in on["sentence"]["said"]
+    assert f"fuse mends the largest finding already, {title}" in on["sentence"]["said"]
     assert on["sentence"]["actions"][0]["by"] == ["fuse"]
-    assert f"first to mend: {title}" in off["sentence"]["said"]
+    assert f"First to mend: {title}" in off["sentence"]["said"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,8 @@ def test_an_action_says_its_worth_in_short(worth: str, shown: str) -> None:
 
 def test_without_findings_the_pass_that_gains_most_is_named() -> None:
     said = said_of([], {"cat": -1.0, "fuse": -3.0, "pad": 2.0, "freeze": None})["said"]
-    assert "most is gained by the pass fuse: 3 µs; nothing else was found that slows it down" in said
+    assert said.endswith(" The pass fuse gains most (3 µs); nothing else was found that slows it down.")
+    assert said_of([])["said"].endswith(" Nothing was found that slows it down.")
 
 
 def test_what_a_pass_left_of_what_it_alone_can_mend_is_nothing_to_do() -> None:
@@ -265,15 +270,6 @@ def test_what_a_pass_left_of_what_it_alone_can_mend_is_nothing_to_do() -> None:
     off = finding("off", "4 ms of 10 ms a step, 40 % (modelled)", 0.4, id="unfused-pointwise")
     assert [one["key"] for one in said_of([alone, by_hand])["actions"] if not one["by"]] == ["by hand"]
     assert [one["key"] for one in said_of([off])["actions"]] == ["off"]
-
-
-def test_a_remark_that_no_switch_mends_does_not_lead() -> None:
-    share = finding("share", "3 ms of 10 ms a step, 30 % (modelled)", 0.3, severity="low", id="update-share")
-    switched = share | {"key": "switched", "changes": {"optimizer_step": True}}
-    error = finding("error", "1 ms of 10 ms a step, 10 % (modelled)", 0.1, severity="medium")
-    small = finding("small", "0.1 ms of 10 ms a step, 1 % (modelled)", 0.01, severity="low")
-    assert [one["key"] for one in said_of([share, small, error])["actions"]] == ["error", "share", "small"]
-    assert said_of([switched, error])["actions"][0]["key"] == "switched"
 
 
 # --- what a pass would need -------------------------------------------------------------------------------------------
@@ -299,21 +295,26 @@ def test_freezing_says_what_it_would_save_and_does() -> None:
     assert float(amount) * {"µs": 1, "ms": 1e3}[unit] == pytest.approx(saved, rel=0.05)
 
 
-def test_adapters_are_what_stays_trained() -> None:
-    class Adapted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.base = nn.Linear(8, 8)
-            self.lora_a, self.lora_b = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 8)
+        self.lora_a, self.lora_b = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.base(x) + self.lora_b(self.lora_a(x))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.lora_b(self.lora_a(x))
 
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_adapters_are_what_stays_trained(is_frozen: bool) -> None:
     model, x = Adapted(), torch.randn(4, 8)
+    model.base.requires_grad_(not is_frozen)
     shown = payload(tracefuse.capture(lambda: model(x).sum().backward()).optimize())
     (row,) = [one for one in shown["passes"] if one["name"] == "freeze"]
-    assert row["suggests"] == ["*", "!*lora_*"]
-    assert row["needs"].startswith("type a pattern; freezing all but *lora_* would save ")
+    assert row["suggests"] == ([] if is_frozen else ["*", "!*lora_*"])
+    would_save = "freezing all but *lora_* would save "
+    says = "all but *lora_* are frozen already, or need no gradient" if is_frozen else would_save
+    assert row["needs"].startswith(f"type a pattern; {says}")
 
 
 def test_of_one_layer_there_is_nothing_to_freeze_beside_another() -> None:
@@ -322,3 +323,12 @@ def test_of_one_layer_there_is_nothing_to_freeze_beside_another() -> None:
     (row,) = [one for one in shown["passes"] if one["name"] == "freeze"]
     assert row["suggests"] == []
     assert "type a pattern" in row["needs"]
+
+
+def test_of_one_kernel_fewer_are_no_help() -> None:
+    x = torch.randn(3)
+    said = payload(tracefuse.capture(x.exp).optimize())["sentence"]
+    text = str(said)
+    assert "The one kernel of a step would take" in text
+    assert "launching it about" in text
+    assert "fewer kernels" not in text

@@ -19,7 +19,7 @@ from tracefuse.widgets.payload import values
 from tracefuse.widgets.payload.clock import HERE, Clock, kind_beside
 from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.payload.program import payload
-from tracefuse.widgets.payload.without import foreseen, without_record
+from tracefuse.widgets.payload.without import foreseen, reweighed, without_record
 from tracefuse.widgets.view.explorer import Explorer
 
 
@@ -130,11 +130,17 @@ def test_what_a_switch_shows_is_worked_out_before_it_is_used(shown: Variant, mon
     explorer._foresee(lambda: False)
     printed: list[Trace] = []
     monkeypatch.setattr(values, "body_lines", lambda trace: printed.append(trace) or [])
-    for config in foreseen(shown):
+    for config in (*foreseen(shown), *reweighed(shown.config)):
         explorer.show(shown.under(config))
     assert not printed
-    explorer.show(shown.with_config(remat=0.0))
+    explorer.show(shown.with_config(remat=0.25))
     assert printed
+
+
+def test_the_input_weights_are_those_that_the_view_offers(shown: Variant) -> None:
+    assert [c.remat for c in reweighed(shown.config)] == [1.0, 0.0]
+    assert [c.remat for c in reweighed(shown.config.changed(remat=0.25))] == [1.0, 0.5, 0.0]
+    assert reweighed(shown.config.changed(remat=None)) == []
 
 
 @dataclass(frozen=True)

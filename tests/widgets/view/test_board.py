@@ -275,7 +275,7 @@ def test_a_comparison_has_what_was_measured_beside_what_is_modelled() -> None:
 def test_a_board_of_nothing_is_refused() -> None:
     with pytest.raises(OptionError, match="pass captures, variants or paths"):
         tracefuse.board()
-    with pytest.raises(OptionError, match="not a list"):
+    with pytest.raises(OptionError, match="not an object of type list"):
         tracefuse.board([captured()])  # type: ignore[arg-type]
 
 

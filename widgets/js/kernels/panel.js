@@ -154,7 +154,7 @@ function replaces({ replaces: found, calls, time_us: us, nbytes_read: read, nbyt
   const kinds = found.ops.map(([name, count]) => (count > 1 ? `${name} ×${count}` : name)).join(", ");
   const again = found.again > 0 ? ` It computes ${plural(found.again, "op")} again beside these, which remat put there.` : "";
   const bytes = `${formatBytes(found.nbytes)} → ${formatBytes(calls * (read + written))}`;
-  const times = us === null ? "" : `, ${formatTime(found.us)} one by one → ${formatTime(us * calls)}`;
+  const times = us && found.us ? `, ${formatTime(found.us)} one by one → ${formatTime(us * calls)}` : "";
   return [line("stands for", kinds), line("in all", `${plural(found.launches, "captured op")} → ${plural(calls, "launch", "launches")}${times}; ${bytes} through memory.${again}`)];
 }
 
@@ -177,7 +177,7 @@ function figures({ calls, nbytes, us, step, kind, bound, share, gain, kernel }, 
     right(time(us), hatched),
     right(formatBytes(nbytes)),
     h("td", null, bound ? `${bound}${share === null ? "" : ` ${percent(share)}`}` : unknown()),
-    h("td", { class: "tf-instead", title: found ? found.ops.map(([name, count]) => `${name} ×${count}`).join(", ") : null }, found ? `${plural(found.launches, "op")}, ${formatTime(found.us)}` : ""),
+    h("td", { class: "tf-instead", title: found ? found.ops.map(([name, count]) => `${name} ×${count}`).join(", ") : null }, found ? plural(found.launches, "op") + (found.us ? `, ${formatTime(found.us)}` : "") : ""),
     right(gain === null || !runsKernels(payload) ? "" : ratioOf(gain)),
   ];
 }
@@ -185,7 +185,7 @@ function figures({ calls, nbytes, us, step, kind, bound, share, gain, kernel }, 
 /** @param {number} gain */
 function ratioOf(gain) {
   const mood = gain > 1 + SAME ? "better" : gain < 1 - SAME ? "worse" : "same";
-  const title = mood === "worse" ? "slower than the ops that it stands for" : mood === "better" ? "faster than the ops that it stands for" : "as fast as the ops that it stands for";
+  const title = `${{ worse: "slower than", better: "faster than", same: "as fast as" }[mood]} the ops that it stands for`;
   return h("span", { class: `tf-pill tf-${mood}`, title }, `${mood === "worse" ? "▼ " : ""}${gain.toFixed(2)}×`);
 }
 

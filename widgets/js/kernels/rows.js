@@ -32,7 +32,7 @@ export function rowsOf({ kernels, aten }) {
 /** @param {KernelRecord} one @returns {Row} */
 function ofKernel(one) {
   const step = one.time_us === null ? null : one.time_us * one.calls;
-  const gain = one.replaces && one.replaces.us > 0 && step ? one.replaces.us / step : null;
+  const gain = one.replaces?.us && step ? one.replaces.us / step : null;
   return { id: one.name, said: one.said, calls: one.calls, nbytes: moved(one), us: one.time_us, step, kind: one.kind, bound: one.bound, share: one.peak_share, gain, kernel: one, library: null };
 }
 

@@ -95,7 +95,7 @@ export class LayersPanel {
       forward: [text(forward)],
       backward: [text(backward)],
       update: [text(layer.update[1])],
-      ratio: hasRatios && forward && backward ? ratio(layer) : [],
+      ratio: hasRatios && backward ? ratio(layer) : [],
       share: [percent(after, total)],
       change: before === after ? [text(after)] : [h("span", { class: "tf-tree-was" }, text(before)), ` → ${text(after)}`],
       saved: [layer.saved > 0 ? formatBytes(layer.saved) : ""],
@@ -138,7 +138,9 @@ export class LayersPanel {
 /** @param {Layer} layer */
 function ratio(layer) {
   const by = expected(layer);
-  const own = h("span", { class: isOutOfLine(layer) ? "tf-cost" : null }, `${(layer.backward[1] / layer.forward[1]).toFixed(1)}×`);
+  const found = layer.backward[1] / layer.forward[1];
+  // As in `tracefuse.tables.layers`: without a module, or where another one's kernel does its forward, it has no meaning.
+  const own = h("span", { class: isOutOfLine(layer) ? "tf-cost" : null }, !layer.modules.length || found > 99 ? "—" : `${found.toFixed(1)}×`);
   return by > 0 ? [own, h("small", { class: "tf-note" }, ` FLOPs ${by.toFixed(1)}×`)] : [own];
 }
 

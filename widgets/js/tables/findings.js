@@ -4,7 +4,6 @@ import { find, formatSeconds, h } from "../parts/dom.js";
 import { chip, codeOf, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widgets.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
-const ORDER = /** @type {const} */ (["high", "medium", "low"]);
 const SHOWN_VALUES = 12;
 /** @type {Record<string, string>} */
 const MOODS = { faster: "better", slower: "worse" };
@@ -31,9 +30,8 @@ export class FindingsPanel {
     this.status = status;
     this.live = live;
     const focused = this.element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : undefined;
-    const found = ORDER.flatMap((severity) => payload.findings.filter((one) => one.severity === severity));
-    const cards = (/** @type {boolean} */ mended) => found.filter((one) => one.is_mended === mended).map((one) => this.card(one));
-    this.element.replaceChildren(...(found.length > 0 ? [...cards(false), ...cards(true)] : nothing(payload.looked_for)));
+    const { findings, below } = payload;
+    this.element.replaceChildren(...(findings.length > 0 ? findings.map((one) => this.card(one)) : nothing(payload.looked_for)), h("p", { class: "tf-note" }, below));
     if (focused) find(this.element, focused)?.focus({ preventScroll: true });
   }
 

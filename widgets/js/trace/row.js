@@ -211,5 +211,5 @@ function valueName(name, { values, changes, twins }) {
 
 /** @param {number} ratio */
 function times(ratio) {
-  return ratio > 99 ? ">99×" : `${ratio.toFixed(1)}×`;
+  return ratio > 99 ? "—" : `${ratio.toFixed(1)}×`;
 }

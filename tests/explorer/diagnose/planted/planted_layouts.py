@@ -37,16 +37,17 @@ def gated_mixer(mistake: bool) -> Step:
         def __init__(self) -> None:
             super().__init__()
             self.wide, self.out = nn.Linear(1024, 4096), nn.Linear(2048, 1024)
+            self.mix = nn.Linear(2048, 2048)
 
         def forward(self, x: Tensor) -> Tensor:
             value, gate = self.wide(x).chunk(2, dim=-1)
             if mistake:
-                mixed = value.contiguous() * torch.sigmoid(gate)  # mistake
+                mixed = self.mix(value.contiguous())  # mistake
             else:
-                mixed = value * torch.sigmoid(gate)
-            return self.out(mixed)
+                mixed = self.mix(value)
+            return self.out(mixed * torch.sigmoid(gate))
 
-    return trains(Mixer().to(BF16), torch.empty(16, 2048, 1024, dtype=BF16))
+    return trains(Mixer().to(BF16), torch.empty(32_768, 1024, dtype=BF16))
 
 
 @planted("needless-copy", "leave out `.clone()`")

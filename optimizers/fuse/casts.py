@@ -1,0 +1,97 @@
+"""Casts of parameters: under autocast each weight is cast by itself where it is used; here one launch casts all.
+
+    w1 = aten._to_copy.default(weight_1, dtype=bf16)          casts = each_to_copy_3c1a90([weight_1, weight_2, …])
+    … mm(x, w1) …                                             w1, w2, … = casts[0]
+    w2 = aten._to_copy.default(weight_2, dtype=bf16)
+
+One of a layer's weights is too little work for a whole GPU. What the backward reads is alive from its cast to the end of the
+forward, so that to make it earlier takes no more memory at the peak; of all others together (biases, which no backward reads)
+at most `AHEAD` bytes are made earlier than they are needed.
+
+On a GPU alone, for casts that no other kernel holds.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from tracefuse.optimizers.facts import devices, is_dense
+from tracefuse.optimizers.kernels.lists import Piece, list_kernel
+from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE
+from tracefuse.optimizers.ops import aten, grouped
+from tracefuse.optimizers.passes import Decide, Decision
+from tracefuse.optimizers.rewrite import views_of
+from tracefuse.optimizers.trace import (
+    SHORT_DTYPE,
+    Trace,
+    human_bytes,
+    is_read_late,
+    nbytes,
+    origin,
+    phase,
+    set_origin,
+    val,
+)
+
+AHEAD = 16 << 20
+"""Bytes of casts that no backward reads and that may be made with the first of them."""
+
+
+def cast_together(trace: Trace, decide: Decide) -> set[str]:
+    """Put one kernel over lists in place of casts of parameters from one type to another; the names of what it casts. Edits
+    the graph of `trace`. Each kernel is told to `decide`."""
+    parameters = {p for entry, p in trace.input_pairs if entry.kind == "parameter"}
+    casts = [node for node in trace.ops if _is_cast_of(node, parameters)]
+    groups = grouped(casts, lambda node: (val(node.args[0]).dtype, val(node).dtype, val(node).device))
+    done: set[str] = set()
+    for group in groups.values():
+        kept = {node for node in group if any(is_read_late(one) for one in views_of(node))}
+        others = [node for node in group if node not in kept]
+        if sum(map(nbytes, others)) > AHEAD:
+            group = [node for node in group if node in kept]
+        if len(group) > 1:
+            decide(_put_together(trace.graph, group))
+            done |= {part.name for part in group}
+    return done
+
+
+def _is_cast_of(node: fx.Node, parameters: set[fx.Node]) -> bool:
+    """Whether a cast of a parameter in the forward is one of floats in a block of memory of a GPU, which it leaves as it
+    lies."""
+    is_cast = node.target is aten._to_copy.default and node.kwargs.keys() <= {"dtype", "memory_format"}
+    if not is_cast or node.args[0] not in parameters or phase(node) != "forward":
+        return False
+    given, made = val(node.args[0]), val(node)
+    is_float = (
+        given.is_floating_point() and made.is_floating_point() and {given.dtype, made.dtype} <= COMPUTE_TYPE.keys()
+    )
+    is_block = given.dim() > 0 and given.stride() == made.stride() and is_dense(tuple(given.shape), given.stride())
+    is_here = {device.type for one in (node, node.args[0]) for device in devices(one)} == {"cuda"}
+    return is_float and is_block and is_here and given.layout is torch.strided and given.numel() > 0
+
+
+def _put_together(graph: fx.Graph, casts: Sequence[fx.Node]) -> Decision:
+    first = casts[0]
+    parameters = [cast.args[0] for cast in casts]
+    piece = Piece((first,), (first.args[0],), (first,))  # type: ignore[arg-type]
+    kernel = list_kernel(piece, (False,), (None,), {first.args[0]: "param"})  # type: ignore[dict-item]
+    with graph.inserting_before(first):
+        call = graph.create_node("call_function", kernel, (parameters,), {}, "casts")
+        call.meta = {"val": ([val(cast) for cast in casts],), "phase": phase(first)}
+        set_origin(call, origin(first))
+        listed = graph.create_node("call_function", operator.getitem, (call, 0))
+        listed.meta = {"val": val(call)[0], "phase": phase(first)}
+        parts = [graph.create_node("call_function", operator.getitem, (listed, at)) for at in range(len(casts))]
+    for cast, part in zip(casts, parts, strict=True):
+        part.meta = dict(cast.meta)
+        cast.replace_all_uses_with(part)
+        graph.erase_node(cast)
+        part.name = cast.name
+    moved = sum(nbytes(one) for one in (*casts, *parameters))  # type: ignore[misc]
+    dtype = SHORT_DTYPE[val(first).dtype]
+    said = f"{len(casts)} parameters are cast to {dtype} in one launch of {kernel.name}; it moves {human_bytes(moved)}"
+    return Decision(call.name, "merge", said, moved)

@@ -1,0 +1,93 @@
+"""The one order of findings, and the line that counts those that are too small to be told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tracefuse
+from tracefuse.diagnose.diagnose import Findings
+from tracefuse.findings.finding import Finding, Severity
+from tracefuse.findings.order import below_text, in_order
+from tracefuse.widgets.payload.program import payload
+from tracefuse.widgets.text import to_text
+
+
+def finding(title: str, share: float | None, severity: Severity = "high", **more: Any) -> Finding:
+    of = {"id": "attention-by-hand"} | more
+    return Finding(
+        of.pop("id"), severity, title, (), (title,), f"a.py:3  {title}", "do it", "time", worth_share=share, **of
+    )
+
+
+def titles(*found: Finding) -> list[str]:
+    return [one.title for one in in_order(found)]
+
+
+def test_what_is_worth_most_leads_by_its_number() -> None:
+    assert titles(finding("less", 0.096), finding("more", 0.104), finding("most", 0.6)) == ["most", "more", "less"]
+
+
+def test_one_without_a_share_counts_for_the_least_that_its_severity_stands_for() -> None:
+    small, large = finding("small", 0.012, "low", changes={"fuse": True}), finding("large", 0.3)
+    assert titles(finding("reads", None, "low"), small, large) == ["large", "small", "reads"]
+    assert titles(small, finding("waits", None), large) == ["large", "waits", "small"]
+
+
+def test_what_passes_mend_comes_last_and_what_they_leave_counts() -> None:
+    mended = finding("mended", 0.9, mended_by=("fuse",), is_mended=True)
+    partly = finding("partly", 0.9, mended_by=("fuse",), left="1 ms", left_share=0.05)
+    alone = replace(partly, id="unfused-pointwise", title="alone", left_share=0.8)
+    other = finding("other", 0.1, "medium")
+    assert titles(mended, alone, partly, other) == ["other", "partly", "mended", "alone"]
+
+
+def test_a_remark_that_no_switch_mends_counts_for_no_more_than_remarks_do() -> None:
+    share = finding("share", 0.3, "low")
+    error = finding("error", 0.1, "medium")
+    assert titles(share, error, finding("small", 0.01, "low")) == ["error", "share", "small"]
+    assert titles(replace(share, changes={"optimizer_step": True}), error) == ["share", "error"]
+
+
+def test_those_below_are_counted_in_one_line() -> None:
+    small = [finding(str(at), 0.001, "low", is_below=True) for at in range(2)]
+    cat = finding("cat", 0.002, "low", is_below=True, id="cat-in-forward")
+    assert below_text([*small, cat]) == (
+        "3 more below 1 % of the step: attention-by-hand \N{MULTIPLICATION SIGN}2, cat-in-forward"
+    )
+    assert below_text([]) == ""
+    found = Findings([*small, finding("told", 0.5)], looked_for=["all"])
+    assert [one.title for one in found] == ["told"]
+    assert len(found.below) == 2
+    assert str(found).endswith("\n\n2 more below 1 % of the step: attention-by-hand \N{MULTIPLICATION SIGN}2")
+
+
+@pytest.mark.parametrize("width", [16, 512])
+def test_a_mistake_that_is_small_beside_the_rest_is_counted_in_every_form(width: int) -> None:
+    """Attention by hand is told where the step is small, and counted where a product beside it takes most of the step."""
+    torch.manual_seed(0)
+    q, weight = torch.randn(1, 2, 32, 16, requires_grad=True), torch.randn(8 * width, 8 * width, requires_grad=True)
+
+    def step() -> Tensor:
+        scores = (q @ q.transpose(-1, -2) / 4).softmax(-1)
+        loss = (scores @ q).square().sum() + (weight @ weight).sum()
+        loss.backward()
+        return loss
+
+    variant = tracefuse.capture(step).optimize()
+    found, shown = variant.findings(), payload(variant)
+    told, counted = {one.id for one in found}, [one.id for one in found.below]
+    assert ("attention-by-hand" in told) == (width == 16)
+    assert ("attention-by-hand" in counted) == (width == 512)
+    assert [one["key"] for one in shown["findings"]] == [one.key for one in found]
+    assert shown["below"] == below_text(found.below)
+    for text in (str(found), str(variant.baseline.findings()), to_text(shown)):
+        assert "attention-by-hand" in text
+        assert all(id in text for id in counted)
+    actions = [one["key"] for one in shown["sentence"]["actions"] if not one["by"]]
+    in_tab = [one["key"] for one in shown["findings"]]
+    assert actions == sorted(actions, key=in_tab.index)
