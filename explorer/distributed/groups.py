@@ -31,6 +31,23 @@ class Group:
         return len(self.ranks)
 
 
+def hold_no_default_group() -> None:
+    """Lets the default group be destroyed, where importing a part of torch has taken hold of it.
+
+    The functions of `torch.distributed.nn.functional` take as default of an argument the group that there is when the module
+    is imported, and a dispatch mode imports it. Behind `init_process_group` it so keeps the group's threads alive when that
+    is destroyed, and now and then one of them aborts the process while Python ends. None means the default group too; it is
+    what stands there where the module was imported first."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    import torch.distributed.nn.functional as functional
+
+    group = torch.distributed.group.WORLD
+    for one in vars(functional).values():
+        if any(value is group for value in getattr(one, "__defaults__", None) or ()):
+            one.__defaults__ = tuple(None if value is group else value for value in one.__defaults__)
+
+
 def plain(argument: Any) -> Any:
     """An argument or a result of a collective's operator without what torch wraps: a `Group`, the name of a reduction, None
     for work that goes on, and lists of these."""

@@ -33,6 +33,7 @@ from tracefuse.optimizers.gc_pause import uncollected
 SAMPLE_MS = 5.0  # Long against what the first launch after a wait costs the host.
 MAX_INNER = 100
 TIGHT = 0.005  # Half an interval over its median at which more rounds would change no third digit.
+MAX_ROUNDS = 200
 REPORT_S = 0.25  # Between reports of progress at least: as often as people read.
 REPORT_ROUNDS = (
     3  # And as many rounds as long as the longest, so that settling costs little; odd, to fall on every order.
@@ -59,7 +60,7 @@ def measure(
     clock: Clock | None = None,
     reference: Replays | None = None,
     budget_s: float = 10.0,
-    max_rounds: int = 200,
+    max_rounds: int | None = None,
     progress: Progress | None = None,
     is_cancelled: IsCancelled | None = None,
 ) -> Timing:
@@ -67,8 +68,8 @@ def measure(
 
     Each runs once cold, and once more for its results and gradients, which are compared in float64 with those of `reference`
     (default: the baseline), its memory and its time. Then rounds follow until every step's interval is within 0.5 % of its
-    median, or the next round would pass `budget_s` seconds since the cold runs, or `max_rounds`. Where not one round fits, the
-    second runs are one.
+    median, or the next round would pass `budget_s` seconds since the cold runs, or `max_rounds` (default: `MAX_ROUNDS`). Where
+    not one round fits, the second runs are one.
 
     Where `is_cancelled()` becomes true, the rounds so far are the result if they are enough for an interval, and `Cancelled`
     is raised if not. Raises `MeasureError` for no programs, for a budget that is no time, for a `progress` that cannot be
@@ -92,7 +93,7 @@ def measure(
     if clock.now_s() - start_s + round_s > budget_s:
         samples, stopped, inner = {name: second.samples[name] for name in programs}, f"budget of {budget_s:g} s", 1
     else:
-        budget = _Budget(budget_s, max_rounds, start_s)
+        budget = _Budget(budget_s, MAX_ROUNDS if max_rounds is None else max_rounds, start_s)
         samples, stopped = _rounds(programs, clock, inner, budget, report, is_cancelled)
     report(1.0, "measured")
     timings = tuple(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tracefuse.distributed.groups import hold_no_default_group
 from tracefuse.errors import SyncError
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.trace import human_bytes
@@ -58,6 +59,7 @@ def assert_no_sync(on_cpu: bool | None = None) -> Iterator[None]:
 
 def _watch(undo: ExitStack, shield: Shield) -> None:
     undo.enter_context(shield)
+    hold_no_default_group()
     Methods.enter()
     undo.callback(Methods.leave)
     if torch.cuda.is_available():

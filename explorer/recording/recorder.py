@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from tracefuse.distributed.groups import NAMESPACES, plain
+from tracefuse.distributed.groups import NAMESPACES, hold_no_default_group, plain
 from tracefuse.distributed.order import difference
 from tracefuse.distributed.received import Pending
 from tracefuse.distributed.schemas import is_wait, kind_of_exchange, received
@@ -146,6 +146,7 @@ class Recorder(TorchDispatchMode, Listener):
 
     def _attach(self) -> None:
         self._hooks.enter_context(self.shield)
+        hold_no_default_group()
         self._origins = Origins(self.modules)
         self._thread = threading.get_ident()
         for enter, leave, *arguments in (

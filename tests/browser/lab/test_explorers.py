@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
+from lab import MEASURED_UNTIL_STOPPED
 from playwright.sync_api import Locator, Page, expect
 
 pytestmark = pytest.mark.browser
@@ -38,7 +39,7 @@ Press = Callable[[Locator], None]
 
 @pytest.fixture(scope="module")
 def opened(open_notebook: Callable[..., Page]) -> Iterator[Page]:
-    page = open_notebook(SETUP, FIRST, SECOND, LINKED)
+    page = open_notebook(SETUP + MEASURED_UNTIL_STOPPED, FIRST, SECOND, LINKED)
     expect(page.get_by_test_id("tf-root")).to_have_count(2)
     dialogs: list[str] = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))

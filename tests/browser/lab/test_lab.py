@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+from lab import MEASURED_UNTIL_STOPPED
 from playwright.sync_api import Locator, Page, expect
 
 pytestmark = pytest.mark.browser
@@ -36,7 +37,7 @@ loss.backward()
 @pytest.fixture(scope="module")
 def opened(open_notebook: Callable[..., Page]) -> Page:
     """One notebook for all: starting a kernel and recording takes longer than every test together."""
-    return open_notebook(SETUP, CELL)
+    return open_notebook(SETUP + MEASURED_UNTIL_STOPPED, CELL)
 
 
 @pytest.fixture

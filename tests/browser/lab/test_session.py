@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 
 import pytest
+from lab import MEASURED_UNTIL_STOPPED
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
 
-SETUP = """
+SETUP = f"""
 %load_ext tracefuse
 import torch
 from tracefuse.demo import GPT, batch
@@ -19,7 +20,7 @@ keeping.QUIET_S = 1e6  # no page is made of what is shown later: tests/browser/l
 torch.manual_seed(0)
 model = GPT(layers=1, width=32, heads=2, vocab=61, length=16)
 tokens, targets = batch(61, 2, 12)
-"""
+{MEASURED_UNTIL_STOPPED}"""
 CELL = """%%tracefuse --no-measure -o c
 loss = model(tokens, targets)
 loss.backward()
