@@ -6,9 +6,10 @@
 
     kind        what a storage is there for, one of `KINDS`: the first that fits
 
-In a backward half the `saved` inputs are the exception: they are handed over, and die after their last reader. What was
-received of other processes when a step was recorded is no memory of the program, which receives it into what the collective
-returns: it is not counted.
+A kernel that writes its result over an operand that dies there (`reused`) needs no memory for it: the result's storage
+begins where the operand's has ended. In a backward half the `saved` inputs are the exception: they are handed over, and die
+after their last reader. What was received of other processes when a step was recorded is no memory of the program, which
+receives it into what the collective returns: it is not counted.
 All numbers are bytes that the program needs, not what an allocator takes: no rounding, no workspace, no fragmentation.
 """
 
@@ -19,10 +20,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
+import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import once_per_trace, storages
-from tracefuse.optimizers.trace import OutputKind, Trace, is_read_late, phase, tensors
+from tracefuse.optimizers.facts import once_per_trace, storage_id, storages
+from tracefuse.optimizers.ops import is_of_ranks, producer
+from tracefuse.optimizers.trace import OutputKind, Trace, is_read_late, nbytes, phase, tensors
 
 Kind = Literal["input", "state", "saved", "gradient", "result", "temporary"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -73,6 +76,7 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
     kept = {entry.name for entry in trace.inputs if entry.kind == "state"}
     answers = {entry.name for entry in trace.inputs if entry.kind == "received"}
     groups, last = _extents(trace)
+    over = set(map(_memory_of_result, _reused(trace, groups, last)))
     found = []
     for memory, (start, nodes) in groups.items():
         if nodes[0].name in answers:
@@ -83,14 +87,18 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
         name = next((n for n in nodes if len(tensors(n)) == 1), nodes[0]).name
         kind = "state" if is_input and nodes[0].name in kept else _kind(nodes, returned, handed_over)
         nbytes = storages(nodes[0])[memory]
+        start += memory in over
         found.append(Lifetime(name, nbytes, start, end, tuple(n.name for n in nodes), kind))
     return found
 
 
-def _extents(trace: Trace) -> tuple[dict[int, tuple[int, list[fx.Node]]], dict[int, int]]:
+_Groups = dict[int, tuple[int, list[fx.Node]]]
+
+
+def _extents(trace: Trace) -> tuple[_Groups, dict[int, int]]:
     """By each storage the op that allocates it, 0 for those of inputs, with its values; and the last op that makes or reads
     one of them, where there is one."""
-    groups: dict[int, tuple[int, list[fx.Node]]] = {}
+    groups: _Groups = {}
     last: dict[int, int] = {}
     for node in trace.placeholders:
         for memory in storages(node):
@@ -102,6 +110,50 @@ def _extents(trace: Trace) -> tuple[dict[int, tuple[int, list[fx.Node]]], dict[i
             groups.setdefault(memory, (at, []))[1].append(node)
             last[memory] = at
     return groups, last
+
+
+def reused(trace: Trace) -> dict[fx.Node, fx.Node]:
+    """By kernel, the operand that its result is written over: memory that the program itself allocated, that the kernel is the
+    last to read, and that nothing reads again, such as another process that it is being sent to."""
+    return _reused(trace, *_extents(trace))
+
+
+def _reused(trace: Trace, groups: _Groups, last: dict[int, int]) -> dict[fx.Node, fx.Node]:
+    held = {memory for node in trace.returned for memory in storages(node)}
+    held |= {
+        memory for node in trace.ops if is_of_ranks(node) for one in node.all_input_nodes for memory in storages(one)
+    }
+
+    def is_free(memory: int, kernel: fx.Node, at: int) -> bool:
+        is_read_once = sum(memory in storages(one) for one in kernel.all_input_nodes) == 1
+        return is_read_once and last[memory] == at and memory not in held and _is_allocated(groups[memory][1][0])
+
+    found = {}
+    for at, node in enumerate(trace.ops):
+        known = getattr(node.target, "overwriting", None)
+        if known is None:
+            continue
+        result = _memory_of_result(node)
+        for operand in (node.args[position] for position in known.inputs):
+            whole = storages(operand) == {(memory := next(iter(storages(operand)))): storages(node)[result]}
+            is_wanted = result in held or last[result] > at
+            if whole and is_wanted and nbytes(operand) == storages(node)[result] and is_free(memory, node, at):
+                found[node] = operand
+                break
+    return found
+
+
+def _memory_of_result(node: fx.Node) -> int:
+    """The memory of the result that a kernel can write over an operand."""
+    return storage_id(tensors(node)[node.target.overwriting.result])
+
+
+def _is_allocated(node: fx.Node) -> bool:
+    """Whether the op that made the first value in some memory allocates it: operators of others may say so and not do it."""
+    target = producer(node).target if node.op == "call_function" else None
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace == "aten" and not any(one.alias_info for one in target._schema.returns)
+    return hasattr(target, "overwriting")
 
 
 def live_bytes(trace: Trace, known: Iterable[Lifetime] | None = None) -> list[int]:

@@ -29,14 +29,15 @@ from tracefuse.execution.drawn import MAX_INTEGERS, behind_places, drawn_row
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.own_operators import IMPORT_TORCH, on_copies, register_lines
-from tracefuse.execution.spelling import CAST_ALL, casts_together, spelled
+from tracefuse.execution.spelling import CAST_ALL, casts_together, spelled, spelled_over
 from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.kernels.launch import LAUNCH
 from tracefuse.optimizers.kernels.tables import table_support
 from tracefuse.optimizers.kernels.text import kernel_source
+from tracefuse.optimizers.liveness import reused
 from tracefuse.optimizers.lowering.layouts import GUESS
 from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, tensor_type, tensors, val
+from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, tensor_type, tensors, val
 from tracefuse.recording.calls import Guard
 
 _RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
@@ -79,7 +80,7 @@ def module_source(variant: Optimised, further: Further | None = None) -> str:
     sections = [
         _header(variant, further),
         *(text for _, text in twins.values()),
-        *_functions(variant, further),
+        *_functions(variant, True, further),
         _rule("the program as it was captured"),
         rendered(captured_forward).replace("def forward(", "def captured_forward(", 1),
         render_boxed(captured_backward, "captured_backward"),
@@ -97,11 +98,12 @@ def module_source(variant: Optimised, further: Further | None = None) -> str:
 
 
 def functions_source(variant: Optimised) -> str:
-    """A module of the optimised `forward` and `backward` (boxed) alone, with what they call, at the least cost to the host."""
+    """A module of the optimised `forward` and `backward` (boxed) alone, with what they call, at the least cost to the host.
+    The backward may be run again on what the forward has kept."""
     imports = "import math\n\nimport torch" + (
         "\nimport triton\nimport triton.language as tl" if _needs_triton(variant) else ""
     )
-    return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant)] if s) + "\n"
+    return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant, False)] if s) + "\n"
 
 
 def _needs_triton(variant: Optimised) -> bool:
@@ -116,13 +118,14 @@ def kernel_texts(variant: Optimised) -> dict[str, str]:
     }
 
 
-def _functions(variant: Optimised, further: Further | None = None) -> list[str]:
+def _functions(variant: Optimised, is_backward_once: bool, further: Further | None = None) -> list[str]:
     """The kernels and the optimised halves, and the update."""
     kernels = [*kernel_texts(variant).values(), *(further.kernels if further else ())]
     forward, backward = variant.forward, variant.backward
+    over = {node.name: operand.name for node, operand in _overwritten(variant, is_backward_once).items()}
     optimised = [
-        rendered(forward, casts_together(forward)),
-        render_boxed(backward, "backward", casts_together(backward)),
+        rendered(forward, spelled_over(casts_together(forward), over)),
+        render_boxed(backward, "backward", spelled_over(casts_together(backward), over)),
     ]
     casts = CAST_ALL if any("= cast_all(" in half for half in optimised) else ""
     optimised += [further.function] if further else []
@@ -137,6 +140,15 @@ def _functions(variant: Optimised, further: Further | None = None) -> list[str]:
         _rule("the optimised program"),
         *optimised,
     ]
+
+
+def _overwritten(variant: Optimised, is_backward_once: bool) -> dict[torch.fx.Node, torch.fx.Node]:
+    """By kernel, the operand that its result is written over; what the forward keeps only where the backward runs once."""
+    return {
+        kernel: operand
+        for kernel, operand in reused(variant.trace).items()
+        if is_backward_once or phase(kernel) == phase(operand)
+    }
 
 
 def render_boxed(trace: Trace, name: str, written: Callable[[torch.fx.Node], str] = spelled) -> str:

@@ -12,7 +12,7 @@ Private names: `torch._foreach_copy_`, what torch's own optimizers use. Seen on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import fx
@@ -83,6 +83,16 @@ def _call(node: fx.Node) -> str | None:
         of_layout = [one for one in named if not one.startswith("dtype=")]
         return f"{operands[0]}.to({', '.join([literal(node.kwargs['dtype']), 'copy=True', *of_layout])})"
     return None
+
+
+def spelled_over(written: Callable[[fx.Node], str], reused: Mapping[str, str]) -> Callable[[fx.Node], str]:
+    """`written`, where a kernel is also told what to write its result over: an operand's name, by that of its own value."""
+
+    def with_over(node: fx.Node) -> str:
+        text = written(node)
+        return f"{text.removesuffix(')')}, over={reused[node.name]})" if node.name in reused else text
+
+    return with_over
 
 
 # --- casts together ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ made from it (`tracefuse.optimizers.kernels.text`) must agree with that.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import operator
@@ -20,6 +21,7 @@ from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.facts import once_per_trace, once_per_value, tensors_in
 from tracefuse.optimizers.formulas.windows import is_shape_only
 from tracefuse.optimizers.kernels.naming import Names
+from tracefuse.optimizers.kernels.overwriting import Overwriting, overwriting
 from tracefuse.optimizers.lowering.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.lowering.gathers import is_table_of
 from tracefuse.optimizers.lowering.norms import is_needed_by
@@ -57,6 +59,11 @@ class Kernel:
     def nbytes_for(self, operands: int) -> int:
         """Bytes that a call with so many operands moves."""
         return self.nbytes
+
+    @functools.cached_property
+    def overwriting(self) -> Overwriting | None:
+        """The operands that its result may be written over, which then is passed to it once more, as `over`."""
+        return overwriting(self.body)
 
     @property
     def source(self) -> str:

@@ -41,6 +41,8 @@ class ListKernel(Kernel):
     element_inputs: int
     in_place: tuple[int | None, ...]
 
+    overwriting = None
+
     def __call__(self, *operands: Any) -> tuple[list[torch.Tensor], ...]:
         rows = [self._of_one(row) for row in self.rows(operands)]
         return tuple(map(list, zip(*rows, strict=True)))

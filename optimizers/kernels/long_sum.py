@@ -36,6 +36,8 @@ class LongSum(Kernel):
     `body` is the add that it repeats. Its bytes are those of two operands; `nbytes_for` tells them for any number.
     """
 
+    overwriting = None
+
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         total = inputs[0] + inputs[1]
         for operand in inputs[2:]:

@@ -178,7 +178,8 @@ def _full_type(node: fx.Node) -> str:
 
 
 def _unfused(kernel: Kernel, reason: str) -> str:
-    return "\n".join([*_heading(kernel), *_reason_lines(reason), _reference(kernel, kernel.name)])
+    reference = _reference(kernel, kernel.name, _over(kernel))
+    return "\n".join([*_heading(kernel), *_reason_lines(reason), reference])
 
 
 def _reason_lines(reason: str) -> list[str]:
@@ -189,10 +190,15 @@ def _reason_lines(reason: str) -> list[str]:
     ]
 
 
-def _reference(kernel: Kernel, name: str) -> str:
+def _over(kernel: Kernel) -> list[str]:
+    """The parameter for the input that is passed once more where the result is to be written over it."""
+    return ["over=None"] if kernel.overwriting is not None else []
+
+
+def _reference(kernel: Kernel, name: str, more: Sequence[str] = ()) -> str:
     body = kernel.body
     return "\n".join([
-        f"def {name}({', '.join(p.name for p in body.placeholders)}):",
+        f"def {name}({', '.join([*(p.name for p in body.placeholders), *more])}):",
         *(f"    {render_op(node)}" for node in body.ops),
         f"    return {', '.join(n.name for n in body.returned)}",
         "",
@@ -205,21 +211,33 @@ def _launcher(kernel: Kernel, program: LoweredKernel) -> str:
     first = program.functions[0].name
     results = {n.name: (tuple(val(n).shape), val(n).stride(), val(n).dtype) for n in body.returned}
     partials = {p.name: (p.shape, row_major(p.shape), p.dtype) for p in program.partials}
-    made = {name: f"{shape}, {stride}, dtype={dtype}" for name, (shape, stride, dtype) in (results | partials).items()}
+    made = {
+        name: f"torch.empty_strided({shape}, {stride}, dtype={dtype}, device={inputs[0]}.device)"
+        for name, (shape, stride, dtype) in (results | partials).items()
+    }
+    if kernel.overwriting is not None:
+        name = body.returned[kernel.overwriting.result].name
+        made[name] += _unless_over(*results[name][:2])
     bound = [line for f in program.functions for line in bound_launch(f.name, f.num_warps, f.blocks)]
     return "\n".join([
         *bound,
         "",
         "",
-        f"def {kernel.name}({', '.join(inputs)}):",
+        f"def {kernel.name}({', '.join([*inputs, *_over(kernel)])}):",
         f"    if not {inputs[0]}.is_cuda and isinstance({first}, triton.JITFunction):",
         f"        return {kernel.name}_reference({', '.join(inputs)})",
         *(f"    {line}" for p in body.placeholders for line in _with_strides(p)),
-        *(f"    {name} = torch.empty_strided({like}, device={inputs[0]}.device)" for name, like in made.items()),
+        *(f"    {name} = {memory}" for name, memory in made.items()),
         *(line for function in program.functions for line in _launched(function)),
         f"    return {', '.join(node.name for node in body.returned)}",
         "",
     ])  # fmt: skip
+
+
+def _unless_over(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
+    """Where the result of this layout lies if it is not allocated: where `over` does, unless that lies otherwise."""
+    is_other = "not over.is_contiguous()" if stride == row_major(shape) else f"over.stride() != {stride}"
+    return f" if over is None or {is_other} else over.view({shape})"
 
 
 def _launched(function: Function) -> list[str]:

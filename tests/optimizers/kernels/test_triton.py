@@ -36,6 +36,7 @@ f32, f64, bf16, f16 = torch.float32, torch.float64, torch.bfloat16, torch.float1
 FILES = {
     "kernels": (
         "optimizers/kernels/test_triton.py",
+        "optimizers/kernels/test_overwriting.py",
         "optimizers/lowering/test_expressions.py",
         "optimizers/lowering/test_gathers.py",
         "optimizers/fuse/test_long_sums.py",
