@@ -115,7 +115,7 @@ def test_a_state_that_a_step_returns_is_carried_on_by_its_caller(capturing: Call
     for x, y in data[4:]:
         loss, state = step(x, state, y)
         losses.append(float(loss))
-    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected))  # they were computed in float32
     torch.testing.assert_close(state, last)
 
 
