@@ -42,6 +42,11 @@ _OF_A_SCALER = (
     "a `GradScaler` reads here whether gradients are finite: make the optimizer with `fused=True`, which skips such a step by "
     "itself (Adam, AdamW, SGD, Adagrad), or leave the scaler out where autocast is to bfloat16, which needs none"
 )
+_OF_AN_OPTIMIZER = (
+    "the optimizer reads it in its step: make it with `capturable=True` where it takes that, or take one that reads nothing, "
+    "such as AdamW with `fused=True`"
+)
+_UNSCALING = "_amp_foreach_non_finite_check_and_unscale"
 _READS = re.compile(r"\b(item|tolist|float|int|bool)\(")
 _IF = re.compile(r"\b(if|elif|while|assert)\b")
 _ON_DEVICE = "`torch.full` or `torch.arange` with `device=`; a batch: `torch.from_numpy(…)`, pinned, and "
@@ -134,17 +139,24 @@ def _stop(case: Case, at: str, stops: Sequence[Stop], on_gpu: bool) -> Iterator[
         evidence,
         (),
         at,
-        _OF_A_SCALER if _is_of_a_scaler(case, stops[0], at) else _remedy(stops[0].read, at),
+        _of_a_step(case) if _is_of_a_step(case, stops[0], at) else _remedy(stops[0].read, at),
         "the GPU's idle time until the host has launched what follows: see the timeline"
         if on_gpu
         else "nothing on a CPU; on a GPU the host would wait",
     )
 
 
-def _is_of_a_scaler(case: Case, stop: Stop, at: str) -> bool:
-    """Whether torch reads a number in a line that steps an optimizer, and that reads none itself: no optimizer does so."""
+def _is_of_a_step(case: Case, stop: Stop, at: str) -> bool:
+    """Whether torch reads a number in a line that steps an optimizer, and that reads none itself."""
     stepped = () if case.program.update is None else case.program.update.stepped
     return stop.read.kind == "number" and not _READS.search(at) and any(one.source == stop.source for one in stepped)
+
+
+def _of_a_step(case: Case) -> str:
+    """What to do about a read of torch's own, which is a scaler's where the program has one."""
+    traces = [program.trace for program in (case.program, case.program.update) if program is not None]
+    is_scaled = any(packet_name(node) == _UNSCALING for trace in traces for node in trace.ops)
+    return _OF_A_SCALER if is_scaled else _OF_AN_OPTIMIZER
 
 
 def _remedy(read: HostRead, at: str) -> str:

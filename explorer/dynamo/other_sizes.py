@@ -121,7 +121,8 @@ def symbols_of(module: fx.GraphModule, floats: Sequence[int], counts: Sequence[i
                 found.setdefault(size.node.expr, (at, dim))
     numbers = {number.node.expr for node in module.graph.nodes for number in _numbers(node.meta.get("example_value"))}
     for one in numbers:
-        if not one.free_symbols <= found.keys() | known or not one.is_polynomial(*found):
+        is_polynomial = isinstance(one, sympy.Expr) and one.is_polynomial(*found)  # `size > 3` is no number
+        if not one.free_symbols <= found.keys() | known or not is_polynomial:
             return None
     return Symbols(tuple(found.values()), tuple(found), frozenset(numbers)) if found else None
 

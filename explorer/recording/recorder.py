@@ -95,6 +95,8 @@ class Recorder(TorchDispatchMode, Listener):
         self.recording = Recording()
         self.small_roots: dict[Value, torch.Tensor] = {}
         """Copies of what backwards started from, of recorders that make them."""
+        self.left_out: set[Value] = set()
+        """What was recorded in case it is of the program, and is not."""
         self.has_backward_elsewhere = self.has_forward_elsewhere = False
         self.bindings: Bindings[Value] = Bindings()
         self.modules.called = self.bindings.note_call

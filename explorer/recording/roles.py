@@ -51,7 +51,12 @@ class Roles:
 
 def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
     """Inputs' names, results and gradients, by value."""
-    recording, value_of = recorder.recording, recorder.values.value_of
+    recording = recorder.recording
+
+    def value_of(tensor: torch.Tensor) -> Value | None:
+        value = recorder.values.value_of(tensor)
+        return None if value in recorder.left_out else value
+
     for thing in namespace.values():
         if is_a(thing, nn.Module):
             recorder.modules.add_root(thing)

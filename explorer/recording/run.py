@@ -8,6 +8,7 @@ Private names, seen on torch 2.11, 2.13 and 2.15: `torch._neg_view`.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -116,15 +117,16 @@ def read_from_outside(recorder: Recorder) -> list[Left]:
 
 def growing_list(recorder: Recorder, namespace: Mapping[str, Any]) -> str:
     """The variable that is a list of what has a graph: of this run beside what is of none that it knows, so of a step before,
-    or of more of the run's backwards than one update has. "" where there is none."""
+    or of more of the run's backwards than one step has, which each optimizer takes part in. "" where there is none."""
     recording, roots = recorder.recording, {root.base for root, _, _ in recorder.recording.roots}
+    steps = min(Counter(id(update.optimizer) for update in recording.updates).values(), default=0)
     for name, thing in namespace.items():
         if type(thing) is not list or name.startswith("_"):
             continue
         last = [one for one in thing[-LISTED:] if type(one) is torch.Tensor and node_of(one) is not None]
         values = [recorder.values.value_of(one) for one in last]
         own = {value.base for value in values if value is not None and value.base not in recording.externals}
-        if (own and None in values) or len(own & roots) * len(recording.updates) > len(recording.roots):
+        if (own and None in values) or len(own & roots) * steps > len(recording.roots):
             return name
     return ""
 

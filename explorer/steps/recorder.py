@@ -111,6 +111,9 @@ class StepRecorder(Recorder):
         waiting = set(map(id, self._waiting))
         noted: list[Any] = self.recording.calls if self.ops is None else self.ops
         noted[:] = [one for one in noted if id(one) not in waiting]
+        if self.ops is None:
+            made: Any = (value for call in self._waiting for value in call.out_values())  # type: ignore[union-attr]
+            self.left_out = set(made).difference(self.recording.externals)
         self._waiting.clear()
         self.detach()
         if self.ops is None:

@@ -109,13 +109,16 @@ class TrainingStep:
                 tensor.copy_(rate) if isinstance(rate, torch.Tensor) else tensor.fill_(rate)
 
     def given(self, data, named):
-        """The data in the captured layouts; ValueError for more, for other names and for other shapes or dtypes."""
+        """The data in the captured layouts; ValueError for more, for other names, for what is passed twice, and for
+        other shapes or dtypes."""
         unknown = sorted(set(named) - set(self.inputs))
         if len(data) > len(self.inputs) or unknown:
             own = f" It draws by itself in {OWN_DRAWS[0]}: let a `DataLoader` yield what you pass." if OWN_DRAWS else ""
             takes = ", ".join(self.inputs) or "no data"
             given = f"and nothing called {', '.join(unknown)}" if unknown else f"got {len(data)} by position"
             raise ValueError(f"the step takes {takes}, {given}: pass no more.{own}")
+        if twice := [name for name in self.inputs[: len(data)] if name in named]:
+            raise ValueError(f"{', '.join(twice)} by position and by name: pass it once")
         passed = dict(zip(self.inputs, data, strict=False)) | named
         found = self.defaults | passed
         missing = [name for name in self.inputs if name not in found]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -59,9 +60,9 @@ class Live:
             whole = len(held) == len(inputs)
             stays = "data: it runs again on the tensors of the captured step. Pass them where they change"
             part = f"{', '.join(new)}, which stays as the captured step read it: pass it too where it changes"
-            warnings.warn(
-                f"the step takes {', '.join(inputs)}, and was called without {stays if whole else part}", stacklevel=4
-            )
+            told = f"the step takes {', '.join(inputs)}, and was called without {stays if whole else part}"
+            with suppress(Warning):  # the error that a filter makes of it would end the program
+                warnings.warn(told, stacklevel=4)
 
     def is_current(self) -> bool:
         """Whether no checkpoint was loaded since: that gives an optimizer another state."""

@@ -62,7 +62,7 @@ def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str]
 
 def _step(clock: Clock, is_on_gpu: bool) -> str:
     before, after = clock.times
-    us, is_same = time_text(after.step_us), abs(before.step_us - after.step_us) < LEAST * before.step_us
+    us, is_same = time_text(after.step_us), abs(before.step_us - after.step_us) <= LEAST * before.step_us
     was = "" if is_same else f"; {time_text(before.step_us)} before the passes"
     if after.kind != "modelled":
         return f"A step takes {us} on {clock.device}, {after.kind}{was}."

@@ -373,6 +373,22 @@ def test_lists_without_graphs_and_those_of_one_step_do_not_grow(kept: str, captu
     assert not loop_that_keeps(kept, capture)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_list_of_the_losses_of_several_optimizers_grows_over_steps_alone(count: int) -> None:
+    """As of a generator and a discriminator: a step has an update of each."""
+    nets, losses = [nn.Linear(4, 1), nn.Linear(4, 2)], list[Tensor]()
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    with tracefuse.capture() as c:
+        for _ in range(count):
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                optimizer.zero_grad()
+                loss = net(torch.ones(3, 4)).square().mean()
+                loss.backward()
+                losses.append(loss)
+                optimizer.step()
+    assert any(found.id == "growing-graph" for found in c.findings()) == (count > 1)
+
+
 def test_a_list_may_hold_what_autograd_says_nothing_of() -> None:
     """A view made without gradients, of what was written to with them."""
     weight, held = nn.Parameter(torch.ones(4)), list[Tensor]()

@@ -286,3 +286,17 @@ def test_what_a_scaler_reads_has_the_remedy_that_spares_it(fused: bool) -> None:
     reads = found("host-sync", case(c))
     assert [one.source.partition("  ")[2] for one in reads] == ["scaler.step(optimizer)"] * (not fused)
     assert all(one.fix.startswith("a `GradScaler` reads here whether gradients are finite: make") for one in reads)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.ASGD, torch.optim.Adafactor])
+def test_what_an_optimizer_reads_by_itself_is_no_scalers(kind: type[torch.optim.Optimizer]) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = kind(model.parameters())
+    with tracefuse.capture_step(n=2) as c:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4)).square().mean().backward()
+            optimizer.step()
+    (read,) = (one for one in c.findings() if one.id == "host-sync")
+    assert read.source.partition("  ")[2] == "optimizer.step()"
+    assert read.fix.startswith("the optimizer reads it in its step: ")

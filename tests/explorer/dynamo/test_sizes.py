@@ -385,3 +385,19 @@ def test_an_integer_alone_and_its_remedy() -> None:
         for by in range(2, 9):
             assert compiled(x, torch.tensor(by)).tolist() == [by] * 3
     assert not [one for one in said if "op by op" in str(one.message)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_whether_a_size_is_large_is_a_number_too(dynamic: bool | None) -> None:
+    """`x * (length > 6)`: the graph has a comparison of a size, which is no polynomial of it."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return x.sin() * (x.shape[0] > 6)
+
+    compiled = torch.compile(scaled, backend=backend, dynamic=dynamic)
+    with quiet() as said:
+        warnings.simplefilter("always")
+        for length in (4, 8, 5, 9, 4):
+            x = torch.randn(length)
+            torch.testing.assert_close(compiled(x), scaled(x))
+    assert not [one for one in said if "op by op" in str(one.message)]

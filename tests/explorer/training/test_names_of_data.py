@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -163,6 +164,41 @@ def test_a_state_that_the_step_detaches_before_it_gives_it_to_the_model_is_calle
         said, expected = trained(eager, theirs, expected, at, at + 1)
         assert float(loss) == pytest.approx(said)
         torch.testing.assert_close(state, expected[0].detach())
+
+
+@pytest.mark.parametrize("capturing", [tracefuse.capture, functools.partial(tracefuse.capture_step, n=3)])
+def test_what_a_program_gives_back_and_computes_beside_its_steps_is_no_result(capturing: Any) -> None:
+    """Behind the update, of the data alone: nothing tells such operators from those that prepare the next batch."""
+    model, data = nn.Linear(4, 1), torch.randn(6, 3, 4)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with capturing() as c:
+        for x in data[:5]:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            c.returned = {"loss": loss, "half": loss.detach() / 2, "mean": x.mean(), "ones": torch.ones(3)}
+    step = c.optimize().compile()
+    assert step.results == ("loss", "half")
+    loss, half = step(data[5])
+    assert half == loss / 2
+
+
+def test_nor_is_what_a_variable_holds_of_it_where_no_backward_runs() -> None:
+    """Gradients by hand: a step without a loss gives back what its variables hold."""
+    weight, data = nn.Parameter(torch.ones(4)), torch.randn(6, 3, 4)
+    optimizer = optim.SGD([weight], lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for x in data[:5]:
+            with torch.no_grad():
+                error = x @ weight
+            weight.grad = (2 / 3 * error) @ x
+            optimizer.step()
+            mean = x.mean()
+    assert not mean.requires_grad
+    results = [out.of for out in c.trace.outputs if out.kind == "result"]
+    assert "error" in results
+    assert "mean" not in results
 
 
 @pytest.mark.parametrize("factor", [8.0, 0.25])

@@ -238,11 +238,23 @@ def test_data_that_is_left_out_beside_other_data_is_told_once(adamw: tuple[Train
     with pytest.warns(UserWarning, match=rf"called without {name}, which stays as the captured step") as told:
         step(x)
     assert [one.filename for one in told] == [__file__]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as more:
+        warnings.simplefilter("always")
         step(x)
         step(x, y)
         step(**{step.inputs[0]: x, name: y})
+    assert not more
+    ours.resume(before)
+
+
+def test_what_a_call_is_told_ends_no_program_that_takes_warnings_for_errors(adamw: tuple[Training, Variant]) -> None:
+    ours, variant = adamw
+    ((x, _),) = data_of(1)[0]
+    before = ours.checkpoint()
+    step = variant.with_config(pad=False).compile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x)
     ours.resume(before)
 
 
@@ -257,10 +269,11 @@ def test_a_call_without_data_runs_on_the_captured_one_and_says_so_once(adamw: tu
     assert [one.filename for one in told] == [__file__]
     ours.resume(before)
     (batch,) = data_of(CAPTURED)[2]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as more:
+        warnings.simplefilter("always")
         assert torch.equal(step(*batch), found)
         step()
+    assert not more
     ours.resume(before)
 
 
@@ -272,6 +285,15 @@ def test_data_of_another_name_is_refused_by_that_name(adamw: Any) -> None:
         ValueError, match=rf"the step takes {', '.join(step.inputs)}, and nothing called targets: pass no more"
     ):
         step(x, targets=y)
+
+
+def test_data_that_is_passed_by_position_and_by_name_is_refused(adamw: tuple[Training, Variant]) -> None:
+    _, variant = adamw
+    ((x, y),) = data_of(1)[0]
+    step = variant.compile()
+    name = step.inputs[0]
+    with pytest.raises(ValueError, match=f"^{name} by position and by name: pass it once$"):
+        step(x, y, **{name: x})
 
 
 def test_frozen_parameters_and_their_state_stay_as_they_are() -> None:

@@ -332,3 +332,8 @@ def test_of_one_kernel_fewer_are_no_help() -> None:
     assert "The one kernel of a step would take" in text
     assert "launching it about" in text
     assert "fewer kernels" not in text
+
+
+def test_passes_that_change_nothing_of_a_step_without_kernels_are_not_told() -> None:
+    x = torch.randn(4)
+    assert "before the passes" not in payload(tracefuse.capture(lambda: x.view(2, 2)).optimize())["sentence"]["said"]
