@@ -27,6 +27,7 @@ from tracefuse.assembly.through_views import OF
 from tracefuse.assembly.writes import drawn_in_order, draws_in_order, functional_twin
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.ops import is_mutable
+from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
 from tracefuse.optimizers.trace import origin
 from tracefuse.recording.calls import Recording, Value
@@ -80,7 +81,20 @@ def _functional_graph(recorded: fx.Graph, recording: Recording, inputs: Mapping[
         except OUT_OF_MEMORY:
             raise
         except Exception as error:
+            if reached := _reached_before(recording):
+                raise CaptureError(
+                    f"the backward ({reached}) goes on into a forward that ran before the block, and what that saved shares "
+                    "memory with what is written here. Have the whole forward in the block: compute in it anew what comes "
+                    "from before."
+                ) from None
             raise _not_functional(program, error) from error
+
+
+def _reached_before(recording: Recording) -> Source | None:
+    """The line whose backward runs nodes of autograd's that are older than all forward ops here; None where none does."""
+    own = [call.origin for call in recording.calls if call.origin.seq is not None]
+    first = min((one.seq or 0 for one in own if not one.autograd), default=0)
+    return next((one.source for one in own if one.autograd and (one.seq or 0) < first), None)
 
 
 def _not_functional(program: _Redrawing, error: Exception) -> CaptureError:

@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from torch import fx
 
-from tracefuse.findings.finding import Case, Finding
+from tracefuse.findings.finding import IN_LIBRARY, Case, Finding
 from tracefuse.lint.facts import longest_chain
 from tracefuse.measure.launches import HOST_US, MEASURED
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name
 from tracefuse.optimizers.ops import does_work, grouped, producer
+from tracefuse.optimizers.origins import Line
 from tracefuse.optimizers.trace import human_bytes, is_on_gpu, line_of, origin
-from tracefuse.recording.host_reads import BRANCH, COPY, PLACE, HostRead, Kind, Stop
+from tracefuse.recording.host_reads import BRANCH, COPY, PLACE, Kind, Stop
 from tracefuse.tables.folding import work
 from tracefuse.text import share_text, time_text
 
@@ -25,11 +26,16 @@ _FIX: dict[Kind, str] = {
     "number": "read it once every many steps, or keep it a tensor (`total += loss.detach()`)",
     "check": "`validate_args=False` where the distribution is made, or once, before training, "
     "`torch.distributions.Distribution.set_default_validate_args(False)`",
+    "finite": "a `GradScaler` reads here whether gradients are finite: make the optimizer with `fused=True`, which skips such "
+    "a step by itself (Adam, AdamW, SGD, Adagrad), or leave the scaler out where autocast is to bfloat16, which needs none",
     "print": "print once every many steps, or collect what is to be printed detached and print it at the end",
     "shape": "keep the shape fixed: torch.where or masked_fill instead of a selection, ignore_index in a loss, "
     "a number of classes in one_hot",
     "copy": 'copy into pinned memory with .to("cpu", non_blocking=True) and read it after the step, or not every step',
 }
+
+_OF_TORCH: tuple[Kind, ...] = ("check", "finite")
+"""The kinds of what torch's own code reads in a line."""
 
 _OF_A_BRANCH = "keep it a tensor (torch.where instead of if), or read it once every many steps"
 _OF_A_PLACE = (
@@ -38,15 +44,14 @@ _OF_A_PLACE = (
 _OF_A_PLACE += (
     "sizes in Python; `.tolist()` is one wait for all of them; what lies on the CPU there too makes nobody wait"
 )
-_OF_A_SCALER = (
-    "a `GradScaler` reads here whether gradients are finite: make the optimizer with `fused=True`, which skips such a step by "
-    "itself (Adam, AdamW, SGD, Adagrad), or leave the scaler out where autocast is to bfloat16, which needs none"
+_OF_A_LOOP = (
+    "a library that owns the loop reads it there: an option of it may spare that, or have it seldom, such as how often it "
+    "logs; of a transformers `Trainer` `logging_steps`, and `logging_nan_inf_filter=False`"
 )
 _OF_AN_OPTIMIZER = (
     "the optimizer reads it in its step: make it with `capturable=True` where it takes that, or take one that reads nothing, "
     "such as AdamW with `fused=True`"
 )
-_UNSCALING = "_amp_foreach_non_finite_check_and_unscale"
 _READS = re.compile(r"\b(item|tolist|float|int|bool)\(")
 _IF = re.compile(r"\b(if|elif|while|assert)\b")
 _ON_DEVICE = "`torch.full` or `torch.arange` with `device=`; a batch: `torch.from_numpy(…)`, pinned, and "
@@ -82,8 +87,13 @@ def waits_for_the_gpu(case: Case) -> Iterator[Finding]:
     on_gpu = is_on_gpu(case.trace)
     own = [one for one in _waited(case, on_gpu) if one.read.kind not in _MADE]
     own = [one for one in own if not (one.in_backward and one.read.how == COPY)]
-    for (at, _), stops in grouped(own, lambda one: (str(one.source or ""), one.read.kind == "check")).items():
+    for (at, *_), stops in grouped(own, _whose).items():
         yield from _stop(case, at, stops, on_gpu)
+
+
+def _whose(stop: Stop) -> tuple[str, Kind | None, Line | None]:
+    """What makes reads one finding: their line, torch's own code that reads in it, and the line of a library's loop."""
+    return str(stop.source or ""), stop.read.kind if stop.read.kind in _OF_TORCH else None, stop.within
 
 
 def _waited(case: Case, on_gpu: bool) -> list[Stop]:
@@ -131,6 +141,7 @@ def _stop(case: Case, at: str, stops: Sequence[Stop], on_gpu: bool) -> Iterator[
     evidence = [("reads", ", ".join(f"{how} ×{n}" if n > 1 else how for how, n in ways.items()))]
     evidence += [("bytes", human_bytes(read))] if read else []
     evidence += [("in the backward", str(late))] if (late := sum(s.in_backward for s in stops)) else []
+    evidence += [(IN_LIBRARY, str(within))] if (within := stops[0].within) is not None else []
     make, where = ("make" + "s" * (len(ways) == 1), "") if on_gpu else ("would make", " on a GPU")
     yield from case.finding(
         "host-sync",
@@ -139,28 +150,25 @@ def _stop(case: Case, at: str, stops: Sequence[Stop], on_gpu: bool) -> Iterator[
         evidence,
         (),
         at,
-        _of_a_step(case) if _is_of_a_step(case, stops[0], at) else _remedy(stops[0].read, at),
+        _OF_AN_OPTIMIZER if _is_of_an_optimizer(case, stops[0], at) else _remedy(stops[0], at),
         "the GPU's idle time until the host has launched what follows: see the timeline"
         if on_gpu
         else "nothing on a CPU; on a GPU the host would wait",
     )
 
 
-def _is_of_a_step(case: Case, stop: Stop, at: str) -> bool:
+def _is_of_an_optimizer(case: Case, stop: Stop, at: str) -> bool:
     """Whether torch reads a number in a line that steps an optimizer, and that reads none itself."""
     stepped = () if case.program.update is None else case.program.update.stepped
-    return stop.read.kind == "number" and not _READS.search(at) and any(one.source == stop.source for one in stepped)
+    is_own = stop.read.kind == "number" and stop.within is None and not _READS.search(at)
+    return is_own and any(one.source == stop.source for one in stepped)
 
 
-def _of_a_step(case: Case) -> str:
-    """What to do about a read of torch's own, which is a scaler's where the program has one."""
-    traces = [program.trace for program in (case.program, case.program.update) if program is not None]
-    is_scaled = any(packet_name(node) == _UNSCALING for trace in traces for node in trace.ops)
-    return _OF_A_SCALER if is_scaled else _OF_AN_OPTIMIZER
-
-
-def _remedy(read: HostRead, at: str) -> str:
-    """What to write instead, by how the line `at` reads."""
+def _remedy(stop: Stop, at: str) -> str:
+    """What to write instead, by how the line `at` reads, or the library that it calls."""
+    read = stop.read
+    if stop.within is not None and read.kind not in _OF_TORCH:
+        return _OF_A_LOOP
     if read.how == BRANCH or (read.kind == "number" and _IF.search(at)):
         return _OF_A_BRANCH
     return _OF_A_PLACE if read.how == PLACE else _FIX[read.kind]

@@ -81,13 +81,25 @@ def _where(update: Trace) -> str:
 
 
 def _fix(step: Stepped, by_lists: bool, where: str) -> str:
-    kind = getattr(torch.optim, step.kind, None)
-    options = set(getattr(getattr(kind, "__init__", None), "__annotations__", ()))
+    options = _options(step)
     passes = f"{where}switch passes on: the pass `optimizer_step` makes one launch of equal ops"
     if "fused" in options:
         return f"make {step.kind} with `fused=True`, or {passes}"
     lists = "; `foreach=True`, the default on a GPU, spares launches, and no bytes"
     return passes + (lists if "foreach" in options and not by_lists else "")
+
+
+def _gains_by_fusing(step: Stepped, captured: Trace) -> bool:
+    """Whether the optimizer would take less with `fused=True`: on a CPU one op for each parameter is all that it can be."""
+    called = [op_name(n) for n in captured.ops if origin(n).source == step.source and _is_op(n)]
+    is_fused = any(name.startswith("aten._fused_") for name in called)
+    return "fused" in _options(step) and not is_fused and (is_on_gpu(captured) or len(called) > len(step.group_of))
+
+
+def _options(step: Stepped) -> set[str]:
+    """What an optimizer of torch's can be made with."""
+    kind = getattr(torch.optim, step.kind, None)
+    return set(getattr(getattr(kind, "__init__", None), "__annotations__", ()))
 
 
 def _in_one_launch(case: Case, nodes: Sequence[fx.Node]) -> tuple[Fix, ...]:
@@ -117,6 +129,8 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     stepped = case.program.update.stepped if case.program.update is not None else ()
     fused = {origin(n).source for n in nodes if op_name(n).startswith("aten._fused_")}
     is_fused = bool(stepped) and all(step.source in fused for step in stepped)
+    unfused = dict.fromkeys(one.kind for one in stepped if _gains_by_fusing(one, case.program.update.trace))
+    first = f"make {' and '.join(unfused)} with `fused=True`, " if unfused else ""
     steps = {str(step.source) for step in stepped}
     at = next((line for line, _ in by_time if line in steps), by_time[0][0])
     kinds = " and ".join(dict.fromkeys(step.kind for step in stepped))
@@ -129,7 +143,7 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
         nodes,
         at,
-        _LESS.format(_where(case.trace)) if all(map(_is_op, nodes)) else _LESS_STILL,
+        first + (_LESS.format(_where(case.trace)) if all(map(_is_op, nodes)) else _LESS_STILL),
         us,
         {"optimizer_step": True},
         "part of {}",

@@ -23,6 +23,8 @@ _FEWEST_STEPS = 3
 _LEAST = 0.002
 """Of the longer step: a difference below that is not shown."""
 _TOP = 8
+_BY_STACK = ("module", "line")
+"""What a run names that was recorded with stacks alone."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,24 @@ class Comparison:
         return all(len(one.steps) for one in self.costs)
 
     def changes(self, by: str) -> list[Change]:
-        """The differences by "operator", "kernel", "module", "line" or "range", what got slower by most first."""
+        """The differences by "operator", "kernel", "module", "line" or "range", what got slower by most first. None by what
+        one of the runs has no names of at all, since it was recorded without stacks."""
+        if by in self.uncompared:
+            return []
         sides = [self._totals(costs, steps, by) for costs, steps in zip(self.costs, self.steps, strict=True)]
         names = dict.fromkeys([*sides[0], *sides[1]])
         found = [self._change(name, *(side.get(name) for side in sides)) for name in names if name]
         return sorted(found, key=lambda one: -one.ns)
+
+    @cached_property
+    def uncompared(self) -> dict[str, str]:
+        """By what is not compared, and why: the one run names it, and the other was recorded without."""
+        named = {by: [any(costs.by(by)[0]) for costs in self.costs] for by in _BY_STACK}
+        return {
+            by: f"{by}s are not compared: the run {'before' if after else 'after'} was recorded without `with_stack=True`"
+            for by, (before, after) in named.items()
+            if before != after
+        }
 
     def idle_changes(self) -> list[Change]:
         """The same of idle time, by cause, all GPUs together."""
@@ -125,6 +140,7 @@ class Comparison:
         ]
         least = _LEAST * max(lengths)
         parts = ["\n".join(head), *(_table(by, self.changes(by), least) for by in BY)]
+        parts.append("\n".join(self.uncompared.values()))
         parts.append(_table("idle by cause", self.idle_changes(), least))
         return "\n\n".join(filter(None, parts))
 
@@ -154,9 +170,14 @@ def _rows(changes: list[Change]) -> Iterator[tuple[str, ...]]:
         low_high = one.interval_ns
         said = f" ({_signed(low_high[0])} to {_signed(low_high[1])})" if low_high else ""
         same = abs(one.before_count - one.after_count) < 0.05
-        counts = f"{one.before_count:.3g}" if same else f"{one.before_count:.3g} → {one.after_count:.3g}"
+        counts = _count(one.before_count) if same else f"{_count(one.before_count)} → {_count(one.after_count)}"
         times = time_text(one.before_ns / 1e3), time_text(one.after_ns / 1e3)
         yield one.name[:80], *times, f"{_signed(one.ns)}{said}", counts if one.before_count or one.after_count else ""
+
+
+def _count(records: float) -> str:
+    """Of a step: a mean, of which few have a fraction that says something."""
+    return f"{records:.3g}" if records < 100 else f"{records:,.0f}"
 
 
 def _signed(ns: float) -> str:

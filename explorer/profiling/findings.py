@@ -52,9 +52,8 @@ def _of_host(run: Run) -> Iterator[Finding]:
         yield from _on_host(run, WORDS[cause], [(ns, *_host_line(run, at)) for at, ns in totals.items()], "takes")
     named = _joined(pieces for found in run.named_pieces.values() for pieces in found)
     stretches = [(a, b) for a, b in named.cut(run.without_operator)[1] if b - a >= LONG_NS]
-    yield from _on_host(
-        run, WORDS[IDLE], [(b - a, "", run.line_of(a, b)) for a, b in stretches], "no operator runs for"
-    )
+    says = f"no operator runs, in stretches of {time_text(LONG_NS / 1e3)} and more, for"
+    yield from _on_host(run, WORDS[IDLE], [(b - a, "", run.line_of(a, b)) for a, b in stretches], says)
 
 
 def _joined(pieces: Iterable[tuple[int, int, int]]) -> Spans:

@@ -25,17 +25,21 @@ from torch import fx
 
 from tracefuse.optimizers.origins import Line, Source
 
-_LIBRARIES = tuple(
-    os.path.join(os.path.dirname(found.origin), within)
-    for name, within in (
-        *(
-            (name, "")
-            for name in ("torch", "triton", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
-        ),
-        ("transformers", "trainer"),
+
+def _installed(*libraries: tuple[str, str]) -> tuple[str, ...]:
+    """How the files begin of those of the libraries that are installed, each with what of it is meant."""
+    return tuple(
+        os.path.join(os.path.dirname(found.origin), within)
+        for name, within in libraries
+        if (found := importlib.util.find_spec(name)) is not None and found.origin is not None
     )
-    if (found := importlib.util.find_spec(name)) is not None and found.origin is not None
+
+
+_OWN_LOOPS = _installed(
+    *((name, "") for name in ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")),
+    ("transformers", "trainer"),
 )
+_LIBRARIES = (*_installed(("torch", ""), ("triton", "")), *_OWN_LOOPS)
 _PATHS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _INSTALLED = tuple(os.path.join(path, "") for path in {*_PATHS, os.path.dirname(os.path.dirname(torch.__file__))})
 _EXPLORER = os.path.dirname(os.path.dirname(__file__))
@@ -64,16 +68,32 @@ def user_source() -> Source | None:
     return source_of(frame, frame.f_lineno, _called(frame) if is_installed(frame.f_code.co_filename) else None)
 
 
+def loop_line() -> Line | None:
+    """The innermost line of a library that owns a loop; None where a line of the user's runs within it."""
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if file.startswith(_OWN_LOOPS):
+            return _line_of(frame)
+        if not is_torchs_or_ours(file):
+            return None
+    return None
+
+
 def _called(frame: FrameType) -> Line | None:
     """The innermost line of the user's project around a frame of an installed library."""
     outer = frame.f_back
     while outer is not None:
         file = outer.f_code.co_filename
         if not (is_torchs_or_ours(file) or is_installed(file)):
-            text = linecache.getline(file, outer.f_lineno).strip()
-            return Line(file, outer.f_lineno, outer.f_code.co_name, text, label_of(file))
+            return _line_of(outer)
         outer = outer.f_back
     return None
+
+
+def _line_of(frame: FrameType) -> Line:
+    code = frame.f_code
+    text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    return Line(code.co_filename, frame.f_lineno, code.co_name, text, label_of(code.co_filename))
 
 
 def tell_user(message: str) -> None:

@@ -3,6 +3,7 @@
     operator                          read                       how it is said
     _local_scalar_dense               a number                   by the method: `.item()`, `bool(t)`, `float(t)`, …
     the same in torch.distributions   a check                  `validate_args`
+    the same in a GradScaler          finite                   by the method
     equal, allclose                   a number                   `torch.equal(…)`
     nonzero, masked_select, unique …  a shape                    `nonzero`
     index, index_put with a mask      a shape                    `a boolean mask as an index`
@@ -17,7 +18,7 @@ entered anywhere, the methods of `torch.Tensor` that read are wrapped; they do w
 torch's own stack of modes, which autograd's threads inherit.
 
 Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15:
-`torch.utils._python_dispatch._get_current_dispatch_mode_stack`.
+`torch.utils._python_dispatch._get_current_dispatch_mode_stack`, and the generator in `GradScaler._maybe_opt_step`.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from tracefuse.optimizers.origins import Source
+from tracefuse.optimizers.origins import Line, Source
 from tracefuse.recording.frames import is_called_by, is_called_within, is_subscript, running_call
 from tracefuse.recording.shield import Attached, Shield
 
 aten = torch.ops.aten
-Kind = Literal["number", "check", "shape", "copy", "print", "constant", "index"]
+Kind = Literal["number", "check", "finite", "shape", "copy", "print", "constant", "index"]
 
 BRANCH = "`bool(t)`, `if t`"
 PLACE = "a tensor as an index or a size"
@@ -78,6 +79,7 @@ CHECK = "`validate_args` of `torch.distributions`"
 _TORCH = os.path.dirname(torch.__file__)
 _OPTIMIZER = os.path.join(_TORCH, "optim", "optimizer.py")
 _DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
+_SCALER = os.path.join(_TORCH, "amp", "grad_scaler.py")
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,13 @@ class HostRead:
 
 @dataclass(frozen=True)
 class Stop:
-    """A read that makes the host wait for a GPU, its line, and whether autograd's engine was running."""
+    """A read that makes the host wait for a GPU, its line, whether autograd's engine was running, and the line `within` a
+    library that owns the user's loop where that reads."""
 
     read: HostRead
     source: Source | None
     in_backward: bool = False
+    within: Line | None = None
 
 
 class Listener:
@@ -181,6 +185,8 @@ def read_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             return None
         if is_called_within(_DISTRIBUTIONS):
             return HostRead("check", CHECK, device, size)
+        if is_called_by("<genexpr>", _SCALER):
+            return HostRead("finite", Methods.word(), device, size)
         if not Methods.word() and (call := running_call()) is not None and _called(call) == "one_hot":
             # On a CPU it checks its classes; on a GPU it finds out how many they are, where it is not told.
             return None if _has_classes(call) else HostRead("shape", "`one_hot` without `num_classes`", device)

@@ -39,7 +39,7 @@ from tracefuse.distributed.sharded import is_any_sharded, is_placing, local_of
 from tracefuse.distributed.waits import WaitHook
 from tracefuse.optimizers.origins import Origin
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
-from tracefuse.recording.frames import is_loading, tell_user, user_source
+from tracefuse.recording.frames import is_loading, loop_line, tell_user, user_source
 from tracefuse.recording.garbage import SetAside
 from tracefuse.recording.hooks import BackwardHook, LaunchHook, LengthsHook, ModuleStack, kernel_name
 from tracefuse.recording.host_reads import HostRead, Listener, Methods, Stop, made_by_python, read_by
@@ -298,7 +298,7 @@ class Recorder(TorchDispatchMode, Listener):
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin, in_engine: bool
     ) -> None:
         if (host_read := read_by(call.func, args, kwargs)) is not None:
-            self.recording.stops.append(Stop(host_read, origin.source, in_engine))
+            self.recording.stops.append(Stop(host_read, origin.source, in_engine, loop_line()))
 
     def _note_results(self, call: Call, facts: OpFacts, args: tuple[Any, ...], out: Any) -> None:
         if facts.moves:
@@ -341,7 +341,7 @@ class Recorder(TorchDispatchMode, Listener):
         """Note a read that no operator shows, but for those by which a `DataLoader` shuffles."""
         if is_loading():
             return
-        self.recording.stops.append(Stop(read, user_source(), is_in_engine()))
+        self.recording.stops.append(Stop(read, user_source(), is_in_engine(), loop_line()))
 
     @shielded
     def launched(self, kernel: Any, *args: Any, warmup: bool = False, **kwargs: Any) -> None:

@@ -75,7 +75,7 @@ class TrainingStep:
 
     def follow_options(self):
         """ValueError where an option of the optimizer, which the program computes with, is not what it was."""
-        for groups, (name, captured) in zip(self.groups, OPTIMIZERS, strict=True):
+        for groups, (name, captured, remedy) in zip(self.groups, OPTIMIZERS, strict=True):
             if len(groups) != len(captured):
                 raise ValueError(
                     f"{name} has {len(groups)} parameter groups, and the step was captured with {len(captured)}: "
@@ -84,9 +84,10 @@ class TrainingStep:
             for at, (group, options) in enumerate(zip(groups, captured, strict=True)):
                 for key, value in options.items():
                     if group[key] != value:
+                        todo = f"for a rate that changes {remedy}, and " if key == "lr" and remedy else ""
                         raise ValueError(
                             f"{name}.param_groups[{at}][{key!r}] is {group[key]!r}, and the step was captured with {value!r}: "
-                            "capture it again"
+                            f"{todo}capture it again"
                         )
 
     def follow_rates(self):

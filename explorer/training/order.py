@@ -42,12 +42,24 @@ def as_read(trace: Trace, data: Collection[fx.Node]) -> list[fx.Node]:
     for at, node in reversed(list(enumerate(ops))):
         for place, read in enumerate(node.all_input_nodes):
             when[read] = min(when[read], when[node] if node in passing else (at, place))
-            if node in passing and node in given and _is_number(read) <= _is_number(node):
-                given[read] = min(given.get(read, given[node]), given[node])
+    _stand_where_prepared(given, passing)
     found = sorted(data, key=when.__getitem__)
     in_turn = iter(sorted((node for node in found if node in given), key=given.__getitem__))
     found = [next(in_turn) if node in given else node for node in found]
     return sorted(found, key=lambda node: _is_number(node) and node not in given)
+
+
+def _stand_where_prepared(given: dict[fx.Node, tuple[int, int]], passing: dict[fx.Node, set[fx.Node]]) -> None:
+    """Add to what modules are given that of which it was prepared. What is given itself and is counted for a number besides,
+    as the labels of all micro-batches are before the first one, stands where it is given."""
+    own, counted = set(given), set[fx.Node]()
+    for node in reversed(passing):
+        for read in node.all_input_nodes if node in given else ():
+            is_counted = node in counted or (_is_number(node) and not _is_number(read))
+            if _is_number(read) > _is_number(node) or (is_counted and read in own):
+                continue
+            (counted.add if is_counted else counted.discard)(read)
+            given[read] = min(given.get(read, given[node]), given[node])
 
 
 def _is_number(node: fx.Node) -> bool:

@@ -206,6 +206,14 @@ def _of_optimizer(step: Stepped, argument: str) -> str:
     return f"make {step.kind} on a GPU {CAPTURABLE}, or {OTHER}" if "capturable" in options else OTHER
 
 
+def followed_rate(step: Stepped) -> str:
+    """How to make the optimizer so that a compiled step follows its learning rate, where that is a number which the update
+    computes with; "" where it can take it in no other way."""
+    options = set(_options(step))
+    ways = {"fused": "with `fused=True`", "capturable": f"on a GPU {CAPTURABLE}"}
+    return next((f"make {step.kind} {way}" for option, way in ways.items() if option in options), "")
+
+
 def _options(step: Stepped) -> Iterator[str]:
     for group in step.groups:
         yield from group

@@ -31,6 +31,7 @@ from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, Output, Trace, line_of, val
 from tracefuse.training.batches import drawn
 from tracefuse.training.order import as_read
+from tracefuse.training.refusals import followed_rate
 
 _FILE = (Path(__file__).parent / "exported_step.py").read_text()
 _RUNTIME = _FILE.split("# --- copied into every exported file of a whole step ---\n")[1]
@@ -246,8 +247,8 @@ def _label(out: Output, of: Input | None) -> str:
 
 
 def _options(update: CapturedProgram, rates: Mapping[str, tuple[int, int]]) -> str:
-    """Each optimizer's name, and of its groups the options that the program computes with: of one whose parameters all have
-    no gradient there are none."""
+    """Each optimizer's name, of its groups the options that the program computes with (of one whose parameters all have no
+    gradient there are none), and how it is made so that a rate is followed."""
     followed = set(rates.values())
     rows = []
     for at, step in enumerate(optimizers_of(update)):
@@ -262,7 +263,7 @@ def _options(update: CapturedProgram, rates: Mapping[str, tuple[int, int]]) -> s
             else {}
             for g, options in enumerate(step.groups)
         ]
-        rows.append((step.name, tuple(groups)))
+        rows.append((step.name, tuple(groups), followed_rate(step)))
     return literal(rows)
 
 

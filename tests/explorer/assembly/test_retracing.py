@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
+import tracefuse
 from tracefuse.assembly import retracing
 from tracefuse.assembly.functional import Built
 from tracefuse.errors import CaptureError
@@ -49,3 +50,24 @@ def test_a_failure_beside_a_write_names_the_write() -> None:
     given.graph.call_function(raising(ValueError("no such number")), (ones,))
     with pytest.raises(CaptureError, match=r"first by aten\.add_\.Tensor, .* Write the in-place"):
         retracing.functionalize(given, Recording(), {}, [])
+
+
+def test_a_backward_into_a_forward_before_the_block_is_named_and_its_remedy_works() -> None:
+    """A generator's step, whose samples the discriminator's step has made before."""
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+    critic = nn.Linear(6, 1)
+    optimizer, noise = torch.optim.Adam(generator.parameters(), fused=True), torch.randn(3, 4)
+    for _ in range(2):
+        optimizer.zero_grad()
+        made = generator(noise)
+        with tracefuse.capture() as before:
+            critic(made).mean().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        with tracefuse.capture() as within:
+            critic(generator(noise)).mean().backward()
+            optimizer.step()
+    with pytest.raises(CaptureError, match=r"backward\(\)\) goes on into a forward that ran before the block, .* anew"):
+        before.optimize()
+    assert torch.isfinite(within.optimize().compile()(noise))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import cuda_traces
 import numpy as np
@@ -300,3 +302,28 @@ def test_what_an_optimizer_reads_by_itself_is_no_scalers(kind: type[torch.optim.
     (read,) = (one for one in c.findings() if one.id == "host-sync")
     assert read.source.partition("  ")[2] == "optimizer.step()"
     assert read.fix.startswith("the optimizer reads it in its step: ")
+
+
+def test_what_a_librarys_loop_reads_beside_an_update_is_no_scalers_and_named_where_it_is_read() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    file = os.path.join(os.path.dirname(accelerate.__file__), "of_a_test.py")
+    library: dict[str, Any] = {}
+    lines = ("def train(step):", "    for _ in range(4):", "        loss = step()", "        float(loss)")
+    text = "\n".join((*lines, "        loss.isnan().item()"))
+    exec(compile(text, file, "exec"), library)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    with tracefuse.capture_step(n=3) as c:
+        library["train"](step)
+    reads = found("host-sync", case(c))
+    assert [dict(one.evidence)["in the library"] for one in reads] == ["of_a_test.py:4  ", "of_a_test.py:5  "]
+    assert all(one.source.endswith('library["train"](step)') and "Scaler" not in one.fix for one in reads)
+    assert all("`logging_nan_inf_filter=False`" in one.fix for one in reads)

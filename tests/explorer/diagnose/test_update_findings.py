@@ -164,7 +164,8 @@ def test_a_pass_that_is_on_is_no_remedy() -> None:
     (before,), (after,) = found(SHARE, c), found(SHARE, c.optimize())
     assert "switch on the pass `optimizer_step`" in before.fix
     assert after.mended.startswith("`optimizer_step` is on; left: ")
-    assert after.fix == "accumulate gradients over more micro-batches, or keep less state for each parameter"
+    less = "accumulate gradients over more micro-batches, or keep less state for each parameter"
+    assert after.fix == f"make AdamW with `fused=True`, {less}"
 
 
 def test_the_update_is_at_the_optimizers_line() -> None:
@@ -203,3 +204,13 @@ def test_an_optimizer_of_many_small_tensors_is_named_for_what_the_host_launches(
     assert one.severity == "low"
     assert re.search(r"the host launches \d{3,} ops, [\d.]+ ms: the host's 8.4 µs per op", one.worth)
     assert not found(NOT_FUSED, trained(fused=True))
+
+
+def test_the_share_of_an_update_is_first_mended_by_a_fused_optimizer() -> None:
+    """Also where passes are on, which a compiled step of an AdamW that counts its steps in Python would not have."""
+    c = stepped(foreach=False)
+    for of in (c, c.optimize()):
+        assert found(SHARE, of)[0].fix.startswith("make AdamW with `fused=True`, accumulate gradients over more")
+    assert found(SHARE, stepped(optim.Adamax, foreach=False))[0].fix.startswith("accumulate gradients over more")
+    fused = share_of_the_update(on_a_gpu(stepped(fused=True, rows=8)))
+    assert all("fused=True" not in one.fix for one in fused)

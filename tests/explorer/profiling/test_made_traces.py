@@ -193,6 +193,17 @@ def test_what_got_slower_is_told_by_operator_kernel_module_and_line(tmp_path: Pa
     assert "linear" not in text.split("operator")[1].split("module")[0]
 
 
+@pytest.mark.parametrize("after", [True, False])
+def test_modules_and_lines_that_one_run_alone_has_are_said_not_to_be_compared(after: bool, tmp_path: Path) -> None:
+    """Their time would read as all gone, or as all new."""
+    runs = [loaded(job("item", stacks), tmp_path, f"{stacks}.json") for stacks in (after, not after)]
+    found = compare_timelines(*runs)
+    assert found.changes("line") == found.changes("module") == []
+    bare = "after" if after else "before"
+    assert f"lines are not compared: the run {bare} was recorded without `with_stack=True`" in str(found)
+    assert "at train.py" not in str(found)
+
+
 def test_a_run_beside_itself_shows_no_change(tmp_path: Path) -> None:
     run = loaded(pair()[0], tmp_path)
     found = compare_timelines(run, run)

@@ -151,3 +151,30 @@ def test_a_number_that_a_module_is_given_stands_where_it_is_given(is_drawn: bool
     assert step.inputs == ("t", "x")
     expected = model(t := times[7], x := rows(random)).square().mean().detach()
     torch.testing.assert_close(step(t, x).detach(), expected)
+
+
+class Averaged(Tokens):
+    """It divides its loss by a count that it is given, as models of transformers do."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None, count: Tensor | None = None) -> Tensor:
+        assert y is not None
+        assert count is not None
+        return F.cross_entropy(self.layers(x).flatten(0, 1), y.flatten(), reduction="sum") / count
+
+
+def test_targets_that_are_counted_before_all_micro_batches_stay_beside_their_inputs() -> None:
+    """As a Trainer counts them: the order is that of the batches, and not inputs, targets, targets, inputs."""
+    model, data = Averaged(), loaded()
+    opt = optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(4):
+            batches = [next(data), next(data)]
+            count = sum((y[..., 1:] != -100).sum() for _, y in batches)
+            for x, y in batches:
+                model(x, y, count).backward()
+            opt.step()
+            opt.zero_grad()
+    step = c.optimize().compile()
+    (x, y), (x_1, y_1) = batches = [next(data), next(data)]
+    expected = [model(*one, count).detach() for one in batches]
+    torch.testing.assert_close([one.detach() for one in step(x, y, x_1, y_1)], expected)

@@ -57,3 +57,40 @@ def test_a_rate_that_groups_shared_and_that_changes_for_all_is_followed() -> Non
         eager.step(*batch)
     theirs = eager.left()
     assert max(float((one - theirs[name]).detach().abs().max()) for name, one in ours.left().items()) < NEAR
+
+
+class Plain(Loop):
+    """SGD tensor by tensor, which computes with the learning rate as a number."""
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.model.parameters(), lr=0.1, fused=self.fused)
+
+    fused = False
+
+
+class FusedPlain(Plain):
+    fused = True
+
+
+@pytest.mark.parametrize("when", ["before compiling", "after compiling"])
+def test_a_rate_that_the_update_computes_with_is_refused_with_what_lets_it_change(when: str) -> None:
+    loop, data = Plain(), data_of(5)
+    variant = captured(loop, data[:4])
+    step = variant.compile() if when == "after compiling" else None
+    loop.opt.param_groups[0]["lr"] = 0.05
+    said = r"\['lr'\] is 0.05, .* with 0.1: for a rate that changes make SGD with `fused=True`, and capture it again$"
+    with pytest.raises(ValueError, match=said):
+        (step or variant.compile())(*data[4])
+
+
+def test_what_the_refusal_of_another_rate_says_lets_it_change() -> None:
+    loop, eager, data = FusedPlain(), FusedPlain(), data_of(5)
+    step = captured(loop, data[:4]).compile()
+    for batch in data[:4]:
+        eager.step(*batch)
+    for one in (loop, eager):
+        one.opt.param_groups[0]["lr"] = 0.05
+    step(*data[4])
+    eager.step(*data[4])
+    theirs = eager.left()
+    assert max(float((one - theirs[name]).detach().abs().max()) for name, one in loop.left().items()) < NEAR
