@@ -123,14 +123,15 @@ def ancestors(of: Iterable[fx.Node], among: Collection[fx.Node]) -> set[fx.Node]
 
 
 def _counts(built: Built, ops: list[fx.Node], late: Collection[fx.Node], engine: Collection[fx.Node]) -> set[fx.Node]:
-    """What behind the last backward, and in no module, gives tensors of outside new values."""
-    after = set(ops[max(index for index, node in enumerate(ops) if node in engine) + 1 :])
+    """What behind the last backward, and in no module, gives tensors of outside new values, and what reads that."""
+    behind = ops[max(index for index, node in enumerate(ops) if node in engine) + 1 :]
+    after = set(behind)
     found: set[fx.Node] = set()
     for node in (node for node in built.mutated.values() if node in after and node not in late):
         needed = {node} | ancestors([node], after)
         if not any(map(_is_forward, needed)):
             found |= needed
-    return found
+    return descendants(behind, found)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

@@ -201,6 +201,27 @@ def test_nor_is_what_a_variable_holds_of_it_where_no_backward_runs() -> None:
     assert "mean" not in results
 
 
+@pytest.mark.parametrize("is_of_places", [True, False])
+def test_what_is_read_of_a_count_is_a_result_too(is_of_places: bool) -> None:
+    """Counts behind the update, of the data alone: the places are of the count's making, and so is what reads them."""
+    model, data, counts = nn.Linear(4, 1), torch.randn(7, 3, 4), torch.zeros(4)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for x in data[:5]:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            places = x.argmax(1)
+            counts.index_put_((places,), torch.ones(3), accumulate=True)
+            c.returned = {"told": places.float().mean() if is_of_places else counts.sum()}
+    step = c.optimize().compile()
+    for count, x in enumerate(data[5:], 6):
+        told = step(x)[step.results.index("told")]
+        assert told == (x.argmax(1).float().mean() if is_of_places else 3 * count)
+        assert counts.sum() == 3 * count
+
+
 @pytest.mark.parametrize("factor", [8.0, 0.25])
 def test_a_loss_that_is_scaled_is_returned_by_a_name_that_says_so_and_itself_where_that_is_asked_for(
     factor: float,

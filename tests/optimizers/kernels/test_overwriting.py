@@ -176,7 +176,7 @@ def test_numbers_of_programs_that_write_over_what_they_kept(dtype: torch.dtype) 
 def test_on_a_gpu_logits_and_their_gradient_take_their_memory_once(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     rows, classes = 2048, 16001
-    head = nn.Linear(256, classes, device="cuda", dtype=dtype)
+    head = nn.Linear(256, classes, bias=False, device="cuda", dtype=dtype)
     data = torch.randn(rows, 256, device="cuda", dtype=dtype), torch.randint(classes, (rows,), device="cuda")
 
     def step() -> Tensor:
