@@ -212,7 +212,8 @@ def captured_program(
     recording, ended, exchanged = without_collectives(recorder.recording, ended)
     roles = ended.roles
     externals = list(recording.externals)
-    inputs = [recording.snapshots.get(v, recording.externals[v]) for v in externals]
+    known = recording.externals | recording.settled | recording.snapshots
+    inputs = [known[value] for value in externals]
     seeds = [given for _, given, _ in recording.roots if given is not None]
     outputs = (*roles.results, *roles.gradients.values(), *recording.gradients.values(), *roles.replaced.values())
     built = _functional(recording, roles, dict(zip(externals, inputs, strict=True)), (*outputs, *roles.kept, *seeds))
@@ -221,7 +222,7 @@ def captured_program(
     joint, update, uncut = assemble(built, recording, roles, elsewhere)
     verify(joint.trace)
     chosen = [x for one in (joint, update) if one is not None for x in one.chosen if isinstance(x, int)]
-    check_unreplaced(recording, [externals[x] for x in chosen])
+    check_unreplaced(recording, [externals[x] for x in chosen if externals[x] not in recording.settled])
     live_externals = [_live(recording, ended, value) for value in externals]
     examples, live = _given(joint, inputs), _given(joint, live_externals)
     name_of_value = _names_of(joint, externals)

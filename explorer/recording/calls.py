@@ -270,18 +270,20 @@ class Update:
 @dataclass
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
-    overwrote, generator states of random ops (`own_states` are the places of those that generators of the program's own had),
-    the roots of every backward with the gradients given to them, the values that a leaf had (`superseded`) before it became an
-    input, where the host reads what a GPU computes (`stops`), the values that were still there (`held`) when a backward was
-    over, since the program's variables hold them, and where externals were given other memory (`replaced`) or had it taken
-    (`freed`), gradients that `torch.autograd.grad` gave of what (`taken`), Triton kernels launched outside of any operator
-    (`launches`), and autograd's nodes whose results no operator made (`unseen`). `backwards` counts the calls of autograd that
-    started from what was recorded, `gradients` are those that they left of each leaf, `updates` the calls of optimizers'
-    `step`."""
+    overwrote, generator states of random ops (`own_states` are the places of those that generators of the program's own
+    had), the roots of every backward with the gradients given to them, the values that a leaf had (`superseded`) before it
+    became an input, where the host reads what a GPU computes (`stops`), the values that were still there (`held`) when a
+    backward was over, since the program's variables hold them, and where externals were given other memory (`replaced`) or
+    had it taken (`freed`), gradients that `torch.autograd.grad` gave of what (`taken`), Triton kernels launched outside of
+    any operator (`launches`), and autograd's nodes whose results no operator made (`unseen`). `settled` are the externals as
+    they were when a step's update had ended: what a loop does with their tensors afterwards is no part of it. `backwards`
+    counts the calls of autograd that started from what was recorded, `gradients` are those that they left of each leaf,
+    `updates` the calls of optimizers' `step`."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
     snapshots: dict[Value, torch.Tensor] = field(default_factory=dict)
+    settled: dict[Value, torch.Tensor] = field(default_factory=dict)
     rng_states: list[torch.Tensor] = field(default_factory=list)
     own_states: set[int] = field(default_factory=set)
     roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)

@@ -94,8 +94,36 @@ class StepRecorder(Recorder):
         self.unsure = self._between.unsure
         self.stage, self._between, self.end_update = "after", between, updates
         if self.ops is None:  # a loop gives its variables the next batch before the next step begins
+            self._taking(self._settle)
             tensors = ((name, one) for name, one in self._names().items() if is_a(one, torch.Tensor))
             self._held = {name: weakref.ref(one) for name, one in tensors}
+
+    def _settle(self) -> None:
+        """Note the inputs as they are now: a loop that ends may move its module to another device before the block does."""
+        recording, memory_of = self.recording, self.values.memories.of
+        self._settled_at = len(recording.calls)
+        recording.settled = {
+            value: recording.snapshots.get(value, tensor.detach())
+            for value, tensor in recording.externals.items()
+            if value not in recording.replaced and value.memory == memory_of(tensor)
+        }
+
+    def _is_put_away(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the operator reads an input that was given other memory after the update: the loop is over then."""
+        settled, ids, memory_of = self.recording.settled, self.values.ids, self.values.memories.of
+        given = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        return any((value := ids.get(t)) in settled and value.memory != memory_of(t) for t in given)
+
+    def _leave_out_moves(self) -> None:
+        """Leave out what moved inputs to where they lie now, if nothing else reads it."""
+        recording, memory_of = self.recording, self.values.memories.of
+        moved = {memory_of(recording.externals[one]) for one in recording.settled} - {
+            v.memory for v in recording.settled
+        }
+        tail = recording.calls[self._settled_at :]
+        read = {value.base for call in tail for value in call.reads()}
+        made = {id(c) for c in tail if any(v.memory in moved and v.base not in read for v in c.out_values())}
+        recording.calls[self._settled_at :] = [call for call in tail if id(call) not in made]
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is of this step's making, and no gradient that it leaves."""
@@ -112,6 +140,7 @@ class StepRecorder(Recorder):
         noted: list[Any] = self.recording.calls if self.ops is None else self.ops
         noted[:] = [one for one in noted if id(one) not in waiting]
         if self.ops is None:
+            self._leave_out_moves()
             made: Any = (value for call in self._waiting for value in call.out_values())  # type: ignore[union-attr]
             self.left_out = set(made).difference(self.recording.externals)
         self._waiting.clear()
@@ -162,6 +191,9 @@ class StepRecorder(Recorder):
         """Whether the operator that is about to run is noted, once it is known to which step it belongs."""
         if self.stage == "step":
             return True
+        if self.stage == "after" and self.ops is None and self._is_put_away(args, kwargs):
+            self.end()
+            return False
         verdict = self._between.verdict_on(self, func, args, kwargs, bool(self.modules.current().kind))
         noted, one = self.head if self.stage == "before" else self.tail, (str(func), user_source())
         if verdict == "waiting":

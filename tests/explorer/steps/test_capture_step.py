@@ -522,3 +522,33 @@ def test_only_plain_values_are_compared() -> None:
     one = [StepOp(add, (Prickly(), array, 1.0, float("nan"), torch.float32), {"alpha": 2}, None)]
     other = [StepOp(add, (Prickly(), array + 1, 2.0, float("nan"), torch.float64), {"alpha": 3}, None)]
     assert [varying.here for varying in difference(one, other).varying] == [1.0, torch.float32, 2]
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["left", "read again"])
+@pytest.mark.parametrize("steps", [3, 5])
+@pytest.mark.parametrize("moved", [torch.Tensor.double, torch.Tensor.clone], ids=["elsewhere", "alike"])
+def test_a_loop_that_moves_its_module_when_it_ends_leaves_the_step_as_it_was(
+    moved: Callable[[Tensor], Tensor], steps: int, read: bool
+) -> None:
+    """As Lightning's `fit` does, which takes the module from the GPU: here to another dtype."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    model[1].requires_grad_(False)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), fused=True)
+
+    def fit() -> None:
+        for x in torch.randn(steps, 5, 4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        for parameter in model.parameters():
+            parameter.data = moved(parameter.data)
+
+    with tracefuse.capture_step(n=3) as c:
+        fit()
+        if read:
+            _ = [p.detach().clone() for p in model.parameters()]
+    assert all(one.dtype is torch.float32 for one in c.example_inputs if one.is_floating_point())
+    assert not [node for node in c.trace.ops if "_to_copy" in str(node.target)]
+    c.check()
+    c.optimize().measure(budget_s=0.1)
