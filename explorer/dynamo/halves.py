@@ -142,14 +142,17 @@ def _try_first(module: ModuleType, kernel: Kernel) -> None:
     if getattr(launch, "is_first", False):  # another program of the same text, which has not run yet
         return
 
-    def tried(*tensors: torch.Tensor) -> Any:
+    def by_aten(*tensors: torch.Tensor, over: torch.Tensor | None = None) -> Any:
+        return kernel(*tensors)
+
+    def tried(*tensors: torch.Tensor, **over: torch.Tensor) -> Any:
         chosen: Callable[..., Any] = launch
         try:
-            made = launch(*tensors)
+            made = launch(*tensors, **over)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            chosen, made = kernel, kernel(*tensors)
+            chosen, made = by_aten, kernel(*tensors)
             tell_user(f"the kernel {kernel.name} of this model runs as ATen ops, as its launch failed: {shown(error)}.")
         setattr(module, kernel.name, chosen)
         return made

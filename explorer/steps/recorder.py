@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.origins import Source
-from tracefuse.recording.calls import Call, is_in_engine
+from tracefuse.recording.calls import Call, Value, is_in_engine
 from tracefuse.recording.frames import is_in_loader, user_source
 from tracefuse.recording.host_reads import HostRead
 from tracefuse.recording.namespace import is_a
@@ -29,6 +29,9 @@ from tracefuse.steps.mode_stack import enter_below, leave
 from tracefuse.steps.stream import StepOp, noted_call, noted_op
 
 Signature = tuple[str, Source | None]
+
+_MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.clone.default}
+"""What a module's `.to()`, `.cpu()` and `.double()` give its tensors as their data."""
 
 
 class StepRecorder(Recorder):
@@ -101,25 +104,49 @@ class StepRecorder(Recorder):
     def _settle(self) -> None:
         """Note the inputs as they are now: a loop that ends may move its module to another device before the block does."""
         recording, memory_of = self.recording, self.values.memories.of
-        self._settled_at = len(recording.calls)
+        self._settled_at = self._seen = len(recording.calls)
+        self._moves: dict[int | None, int | None] = {}
+        self._away: dict[int | None, Value] = {}
         recording.settled = {
             value: recording.snapshots.get(value, tensor.detach())
             for value, tensor in recording.externals.items()
             if value not in recording.replaced and value.memory == memory_of(tensor)
         }
 
-    def _is_put_away(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the operator reads an input that was given other memory after the update: the loop is over then."""
+    def _put_away(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
+        """The inputs that were moved after the update and that the operator reads, if through a view."""
         settled, ids, memory_of = self.recording.settled, self.values.ids, self.values.memories.of
-        given = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-        return any((value := ids.get(t)) in settled and value.memory != memory_of(t) for t in given)
+        found = []
+        for t in tree_leaves((args, kwargs)):
+            if not isinstance(t, torch.Tensor):
+                continue
+            memory, value = memory_of(t), ids.get(t)
+            if value in settled and value.memory != memory and self._is_moved(value, memory):
+                self._away[memory] = value
+            if memory in self._away:
+                found.append(self._away[memory])
+        return found
+
+    def _is_moved(self, value: Value, memory: int | None) -> bool:
+        """Whether what an input holds now is a mere copy of what it held when the update had ended."""
+        calls = self.recording.calls
+        for call in calls[self._seen :]:
+            if call.func in _MOVES and (read := list(call.reads())):
+                source = read[0].memory
+                self._moves |= {made.memory: source for made in call.out_values()}
+        self._seen = len(calls)
+        return memory in self._moves and self._moves[memory] == value.memory
 
     def _leave_out_moves(self) -> None:
-        """Leave out what moved inputs to where they lie now, if nothing else reads it."""
+        """Leave out what moved inputs to where they lie now, if nothing else reads it. Those that were given other data are
+        not what they were for the next step: they count as replaced."""
         recording, memory_of = self.recording, self.values.memories.of
-        moved = {memory_of(recording.externals[one]) for one in recording.settled} - {
-            v.memory for v in recording.settled
-        }
+        there = {value: memory_of(recording.externals[value]) for value in recording.settled}
+        there = {value: memory for value, memory in there.items() if value.memory != memory}
+        moved = {memory for value, memory in there.items() if self._is_moved(value, memory)}
+        for value, memory in there.items():
+            if memory not in moved:
+                del recording.settled[value]
         tail = recording.calls[self._settled_at :]
         read = {value.base for call in tail for value in call.reads()}
         made = {id(c) for c in tail if any(v.memory in moved and v.base not in read for v in c.out_values())}
@@ -136,11 +163,12 @@ class StepRecorder(Recorder):
         if self.stage != "after":
             return
         self.stage, self.unsure = "done", self.unsure or self._between.unsure
+        if self.ops is None:
+            self._leave_out_moves()
         waiting = set(map(id, self._waiting))
         noted: list[Any] = self.recording.calls if self.ops is None else self.ops
         noted[:] = [one for one in noted if id(one) not in waiting]
         if self.ops is None:
-            self._leave_out_moves()
             made: Any = (value for call in self._waiting for value in call.out_values())  # type: ignore[union-attr]
             self.left_out = set(made).difference(self.recording.externals)
         self._waiting.clear()
@@ -191,9 +219,13 @@ class StepRecorder(Recorder):
         """Whether the operator that is about to run is noted, once it is known to which step it belongs."""
         if self.stage == "step":
             return True
-        if self.stage == "after" and self.ops is None and self._is_put_away(args, kwargs):
-            self.end()
-            return False
+        if self.stage == "after" and self.ops is None and (away := self._put_away(args, kwargs)):
+            if not facts_of(func).may_write:
+                if not facts_of(func).is_view:  # the loop is over
+                    self.end()
+                return False
+            for value in away:  # an average of what was moved is the step's
+                self.recording.settled.pop(value, None)
         verdict = self._between.verdict_on(self, func, args, kwargs, bool(self.modules.current().kind))
         noted, one = self.head if self.stage == "before" else self.tail, (str(func), user_source())
         if verdict == "waiting":

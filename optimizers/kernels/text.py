@@ -237,7 +237,7 @@ def _launcher(kernel: Kernel, program: LoweredKernel) -> str:
 def _unless_over(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
     """Where the result of this layout lies if it is not allocated: where `over` does, unless that lies otherwise."""
     is_other = "not over.is_contiguous()" if stride == row_major(shape) else f"over.stride() != {stride}"
-    return f" if over is None or {is_other} else over.view({shape})"
+    return f" if over is None or {is_other} else over.as_strided({shape}, {stride})"
 
 
 def _launched(function: Function) -> list[str]:

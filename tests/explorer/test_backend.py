@@ -361,3 +361,26 @@ def test_a_model_that_nobody_compiled() -> None:
 def test_torch_finds_it_by_name() -> None:
     (found,) = entry_points(group="torch_dynamo_backends", name="tracefuse")
     assert found.load() is backend
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).sigmoid() * 2 + 1)
+
+
+def test_a_kernel_that_writes_over_an_operand_runs_in_a_graph() -> None:
+    """Its first call goes through what tries it."""
+    torch.manual_seed(0)
+    model, x = Gated(), torch.randn(8, 16)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="tracefuse")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), model(x))
+    (graph,) = tracefuse.compiled(model)
+    assert "over=" in graph.optimize().source

@@ -552,3 +552,69 @@ def test_a_loop_that_moves_its_module_when_it_ends_leaves_the_step_as_it_was(
     assert not [node for node in c.trace.ops if "_to_copy" in str(node.target)]
     c.check()
     c.optimize().measure(budget_s=0.1)
+
+
+class Behind:
+    """Training whose loop gives weights other data behind each update."""
+
+    def __init__(self, way: str) -> None:
+        torch.manual_seed(0)
+        self.way = way
+        self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.slow = [p.detach().clone() for p in self.model.parameters()]
+
+    def run(self, batches: list[Tensor]) -> None:
+        for x in batches:
+            self.optimizer.zero_grad()
+            self.model(x).square().mean().backward()
+            self.optimizer.step()
+            with torch.no_grad():
+                self.changed()
+
+    def changed(self) -> None:
+        pairs = list(zip(self.slow, self.model.parameters(), strict=True))
+        if self.way == "clamped":
+            for _, p in pairs:
+                p.data = p.data.clamp(-0.1, 0.1)
+        elif self.way == "looked ahead":
+            for slow, p in pairs:
+                slow.add_(p.data - slow, alpha=0.5)
+                p.data = slow.clone()
+        elif self.way == "moved and averaged":
+            for slow, p in pairs:
+                p.data = p.data.clone()
+                slow.mul_(0.9).add_(p.detach(), alpha=0.1)
+        else:
+            own = [p.data for _, p in pairs]
+            for slow, p in pairs:
+                p.data = slow
+            torch.stack([p.norm() for _, p in pairs]).sum()
+            for data, (slow, p) in zip(own, pairs, strict=True):
+                p.data = data
+                slow.mul_(0.9).add_(p.detach(), alpha=0.1)
+                p.mul_(0.5)
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+@pytest.mark.parametrize("way", ["clamped", "looked ahead", "moved and averaged", "swapped"])
+def test_weights_with_other_data_behind_the_update_are_a_part_of_the_step_or_refused(way: str, steps: int) -> None:
+    batches = list(torch.randn(steps + 2, 5, 4, dtype=torch.float64))
+    eager, ours = Behind(way), Behind(way)
+    eager.run(batches)
+    with tracefuse.capture_step(n=3) as c:
+        ours.run(batches[:steps])
+    step, refused = None, ""
+    try:
+        step = c.optimize().check().compile()
+    except CaptureError as error:
+        refused = str(error)
+    if step is None:
+        assert "gives one of its inputs new data" in refused
+        return
+    for x in batches[steps:]:
+        step(x)
+    for mine, theirs in zip(
+        (*ours.model.parameters(), *ours.slow), (*eager.model.parameters(), *eager.slow), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
