@@ -142,9 +142,6 @@ def _try_first(module: ModuleType, kernel: Kernel) -> None:
     if getattr(launch, "is_first", False):  # another program of the same text, which has not run yet
         return
 
-    def by_aten(*tensors: torch.Tensor, over: torch.Tensor | None = None) -> Any:
-        return kernel(*tensors)
-
     def tried(*tensors: torch.Tensor, **over: torch.Tensor) -> Any:
         chosen: Callable[..., Any] = launch
         try:
@@ -152,7 +149,7 @@ def _try_first(module: ModuleType, kernel: Kernel) -> None:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            chosen, made = by_aten, kernel(*tensors)
+            chosen, made = kernel, kernel(*tensors)
             tell_user(f"the kernel {kernel.name} of this model runs as ATen ops, as its launch failed: {shown(error)}.")
         setattr(module, kernel.name, chosen)
         return made

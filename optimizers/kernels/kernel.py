@@ -39,7 +39,7 @@ class Kernel:
 
     `nbytes_read` and `nbytes_written` count every element that it needs once (see `orders_read`). Calling it with tensors
     shaped as the body's inputs returns a tensor, or a tuple of them where the body has several outputs, in memory of
-    their own.
+    their own: `over` is for its text.
     """
 
     name: str
@@ -77,7 +77,9 @@ class Kernel:
 
         return kernel_source(self)
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def __call__(
+        self, *inputs: torch.Tensor, over: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         values: dict[fx.Node, Any] = dict(zip(self.body.placeholders, inputs, strict=True))
         for node in self.body.ops:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
