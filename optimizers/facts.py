@@ -31,7 +31,6 @@ T = TypeVar("T")
 # every node is one that the garbage collector looks at.
 _VALUE, _OP, _ARGS, _KWARGS = "value_facts", "op_facts", "op_facts_args", "op_facts_kwargs"
 _FROM = "from"
-_UNKNOWN = object()
 
 
 def once_per_value(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
@@ -40,13 +39,16 @@ def once_per_value(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
     @functools.wraps(compute)
     def of_node(node: fx.Node) -> T:
         meta = node.meta
-        facts = meta.get(_VALUE)
-        if facts is None or facts[_FROM] is not meta.get("val"):
-            facts = _facts_of_value(node)
-        found = facts.get(of_node, _UNKNOWN)
-        if found is _UNKNOWN:
-            found = facts[of_node] = compute(facts[_FROM])
-        return found
+        try:  # What is asked most is known: then these are few steps.
+            facts = meta[_VALUE]
+            if facts[_FROM] is meta["val"]:
+                return facts[of_node]
+        except KeyError:
+            pass
+        facts = _facts_of_value(node)
+        if of_node not in facts:
+            facts[of_node] = compute(facts[_FROM])
+        return facts[of_node]
 
     return of_node
 
@@ -57,10 +59,9 @@ def once_per_op(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
     @functools.wraps(compute)
     def of_node(node: fx.Node) -> T:
         facts = _facts_of_op(node)
-        found = facts.get(of_node, _UNKNOWN)
-        if found is _UNKNOWN:
-            found = facts[of_node] = compute(node)
-        return found
+        if of_node not in facts:
+            facts[of_node] = compute(node)
+        return facts[of_node]
 
     return of_node
 
@@ -102,9 +103,9 @@ def _facts_of_op(node: fx.Node) -> dict[Any, Any]:
                 at += 2
             else:
                 return facts
-    operands = tuple(one for a in node.all_input_nodes for one in (a.target, a.meta.get("val")))
+    operands = tuple([one for a in node._input_nodes for one in (a.target, a.meta.get("val"))])
     # The facts last: another thread that finds them finds what they follow from.
-    meta[_ARGS], meta[_KWARGS] = node.args, node.kwargs
+    meta[_ARGS], meta[_KWARGS] = node._args, node._kwargs
     facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), operands)}
     return facts
 

@@ -134,12 +134,17 @@ class Trace:
         """A trace with a graph of its own. Names and metadata are kept; the `FakeTensor`s are shared.
 
         No new value takes the name of one that is gone, so that a name says the same in all traces of a program. Private:
-        `Graph._graph_namespace._used_names`, seen on torch 2.11, 2.13 and 2.15.
+        `Graph._graph_namespace._used_names` and `_find_nodes_lookup_table`, seen on torch 2.11, 2.13 and 2.15.
         """
         graph = fx.Graph()
         new: dict[fx.Node, fx.Node] = {}
+        alike: dict[tuple[str, int], list[fx.Node]] = {}
         for node in self.graph.nodes:
-            new[node] = copy_node(graph, node, new)
+            new[node] = copy = _copied(graph, node, new)
+            alike.setdefault((node.op, id(node.target)), []).append(copy)
+        table = graph._find_nodes_lookup_table
+        for copies in alike.values():  # torch hashes an operator in Python
+            table.table[table._key(copies[0])].update(dict.fromkeys(copies))
         graph._graph_namespace._used_names |= self.graph._graph_namespace._used_names
         return replace(self, graph=graph, _cache={})
 
@@ -286,13 +291,20 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
 
 
 def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """Append `node`, of another graph, to `graph`: same name and metadata, each operand `a` replaced by `new[a]`.
+    """Append `node`, of another graph, to `graph`: same name and metadata, each operand `a` replaced by `new[a]`."""
+    copy = _copied(graph, node, new)
+    graph._find_nodes_lookup_table.insert(copy)
+    return copy
+
+
+def _copied(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """`copy_node`, but for the table in which the graph finds ops by their operators.
 
     It does what `Graph.create_node` does, but for what a copy need not: it does not search the operands for symbolic numbers,
-    and looks for another name only where this one is taken. Private: `Graph._insert`, `_len`, `_find_nodes_lookup_table` and
-    `_graph_namespace`, seen on torch 2.13.
+    and looks for another name only where this one is taken. Private: `Graph._insert`, `_len`, `_graph_namespace` and
+    `Node._args` and `_kwargs`, seen on torch 2.13.
     """
-    args, kwargs, name, space = node.args, node.kwargs, node.name, graph._graph_namespace
+    args, kwargs, name, space = node._args, node._kwargs, node.name, graph._graph_namespace
     if args:
         args = fx.node.map_arg(args, new.__getitem__)
     if kwargs:
@@ -307,11 +319,25 @@ def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) ->
     copy = fx.Node(graph, name, node.op, node.target, args, kwargs, node.type)
     space.associate_name_with_obj(name, copy)
     graph._insert(copy)
-    graph._find_nodes_lookup_table.insert(copy)
     graph._len += 1
     copy.meta.update(node.meta)
     share_facts(node, copy)
     return copy
+
+
+def create_op(graph: fx.Graph, target: Any, args: Any, kwargs: Any, name: str) -> fx.Node:
+    """`graph.create_node`, but that it does not search the operands, which are those of another op, for symbolic numbers.
+
+    Private: as in `_copied`, and `_find_nodes_lookup_table`, seen on torch 2.13.
+    """
+    space = graph._graph_namespace
+    name = space.create_name(name, None)
+    node = fx.Node(graph, name, "call_function", target, args, kwargs)
+    space.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
 
 
 def has_unread(graph: fx.Graph) -> bool:

@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.optimizers.facts import once_per_op, once_per_value, storages, tensors_in
-from tracefuse.optimizers.ops import is_getitem, is_mutable, is_view
+from tracefuse.optimizers.ops import is_getitem, is_mutable, is_view, read_by
 from tracefuse.optimizers.render import render_op
 from tracefuse.optimizers.trace import Trace, origin, phase
 
@@ -88,7 +88,7 @@ def _check_signature(trace: Trace) -> None:
 
 
 def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
-    operands = node.all_input_nodes
+    operands = read_by(node)
     if not seen.issuperset(operands):
         return f"reads {', '.join(a.name for a in operands if a not in seen)} before it is defined"
     if node.op == "output":
@@ -106,7 +106,7 @@ def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
 
 def _late_problem(node: fx.Node, late: set[fx.Node], backward_began: bool) -> str | None:
     """What is wrong with a forward op that comes after the values `late` of the backward."""
-    if not late.isdisjoint(node.all_input_nodes):
+    if not late.isdisjoint(read_by(node)):
         names = ", ".join(a.name for a in node.all_input_nodes if a in late)
         return f"is a forward op that reads the backward value {names}"
     return "a forward op stands after the backward has begun" if backward_began else None
@@ -131,7 +131,7 @@ def _own_problem(node: fx.Node) -> str | None:
     if is_mutable(node):
         return "writes to its arguments: traces are functional"
     mine, shows = storages(node).keys(), is_getitem(node) or is_view(node)
-    if not shows or _holds_nothing(node) or any(mine <= storages(one).keys() for one in node.all_input_nodes):
+    if not shows or _holds_nothing(node) or any(mine <= storages(one).keys() for one in read_by(node)):
         return None
     if _may_copy(node.target):
         return None

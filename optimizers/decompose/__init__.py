@@ -19,9 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import fx
 
 from tracefuse.optimizers.decompose.backwards import (
+    GRADIENTS,
     is_gradient_of_extremum,
     is_gradient_of_rows,
     reads_type_alone,
@@ -30,10 +32,11 @@ from tracefuse.optimizers.decompose.backwards import (
     rewrite_scatter,
 )
 from tracefuse.optimizers.decompose.convolutions import CONVOLUTIONS, has_bias, rewrite_bias
-from tracefuse.optimizers.decompose.losses import BECOMES, Rows, is_sum_of_log_softmax, rewrite_loss
+from tracefuse.optimizers.decompose.losses import BECOMES, SUMS_OF_LOGS, Rows, is_sum_of_log_softmax, rewrite_loss
 from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
 from tracefuse.optimizers.decompose.writing import replace_parts
-from tracefuse.optimizers.formulas.composites import apart
+from tracefuse.optimizers.formulas.composites import APART, apart
+from tracefuse.optimizers.ops import once_per_operator
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import mark_overwritten
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, has_unread
@@ -48,20 +51,31 @@ class Decompose:
     name: ClassVar[str] = "decompose"
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        if not has_unread(trace.graph) and not any(node.users and _rule(node) for node in trace.ops):
+        concerned = [node for node in trace.ops if _is_concerned(node)]
+        if not has_unread(trace.graph) and not any(node.users and _rule(node) for node in concerned):
             return trace
         new, rows = trace.copy(), Rows()
         mark_overwritten(new)
         # What a backward read, a `reserve` of cuDNN's among it, is known to be read no more when its forward has its turn.
-        others = {node.target for node in new.ops} - NORMS.keys()
+        others = {node.target for node in concerned} - NORMS.keys()
         for targets in (BACKWARDS, FORWARDS, others):
-            for node in [n for n in new.ops if n.target in targets]:
+            for node in [n for n in new.ops if _is_concerned(n) and n.target in targets]:
                 if node.users and (rule := _rule(node)) is not None:
                     name, (result, rewrite) = node.name, rule
                     reason = rewrite(node, rows)
                     decide(Decision(name, "leave" if reason else "decompose", reason or f"it becomes {result}"))
             eliminate_dead_code(new.graph)
         return new
+
+
+def _is_concerned(node: fx.Node) -> bool:
+    """Whether `_rule` may have something for ops of this operator."""
+    return isinstance(node.target, torch._ops.OpOverload) and _has_rule(node.target)
+
+
+@once_per_operator
+def _has_rule(target: torch._ops.OpOverload) -> bool:
+    return any(target in known for known in (GRADIENTS, CONVOLUTIONS, APART, NORMS, BECOMES, SUMS_OF_LOGS))
 
 
 Rewrite = Callable[[fx.Node, Rows], str | None]

@@ -39,6 +39,8 @@ from tracefuse.optimizers.trace import call, shape_of, val
 
 SCATTER = aten.scatter.src
 FOUND_PLACES = {aten.max.dim, aten.min.dim}
+GRADIENTS = {SCATTER, aten.embedding_dense_backward.default, *WINDOW_OPS}
+"""The operators of what this module rewrites."""
 
 
 def is_gradient_of_extremum(node: fx.Node) -> bool:

@@ -108,9 +108,12 @@ def sum_of_log_softmax(node: fx.Node) -> fx.Node:
     return cast(node, found, val(node).dtype)
 
 
+SUMS_OF_LOGS = {aten.sum.dim_IntList}
+
+
 def is_sum_of_log_softmax(node: fx.Node) -> bool:
     """Whether the op adds up the log-probabilities of each row, as label smoothing does."""
-    if node.target is not aten.sum.dim_IntList or node.kwargs or not node.args[1]:
+    if node.target not in SUMS_OF_LOGS or node.kwargs or not node.args[1]:
         return False
     out: fx.Node = node.args[0]  # type: ignore[assignment]
     is_along_rows = reduced_dims(node) == (val(out).dim() - 1,)

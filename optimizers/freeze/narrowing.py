@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.ops import arguments, is_getitem, is_view, set_argument
+from tracefuse.optimizers.ops import arguments, is_getitem, is_view, once_per_operator, set_argument
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import phase, val
 
@@ -51,7 +51,12 @@ def flags(target: torch._ops.OpOverload) -> Mapping[str, tuple[int, ...]]:
 
 def is_switchable(target: Any) -> bool:
     """Whether some outputs of the operator can be switched off."""
-    return isinstance(target, torch._ops.OpOverload) and (mask_argument(target) is not None or bool(flags(target)))
+    return isinstance(target, torch._ops.OpOverload) and _is_switchable(target)
+
+
+@once_per_operator
+def _is_switchable(target: torch._ops.OpOverload) -> bool:
+    return mask_argument(target) is not None or bool(flags(target))
 
 
 def switchable_outputs(node: fx.Node) -> set[int]:

@@ -11,8 +11,8 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import is_collective, is_getitem, is_random
-from tracefuse.optimizers.trace import copy_node, origin, phase, set_origin, val
+from tracefuse.optimizers.ops import is_collective, is_getitem, is_random, read_by
+from tracefuse.optimizers.trace import copy_node, create_op, origin, phase, set_origin, val
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> UnitOrder[_Unit
     while stack:
         unit = stack.pop()
         if unit not in needs and _is_op(unit):
-            operands = unit.inputs if isinstance(unit, Carved) else unit.all_input_nodes
+            operands = unit.inputs if isinstance(unit, Carved) else read_by(unit)
             needs[unit] = {u for n in operands if _is_op(u := provider.get(n, n))}
             stack += needs[unit]
     for ordered in (draws, [n for n in graph.nodes if is_collective(n) and n in needs]):
@@ -78,13 +78,13 @@ def _insert(graph: fx.Graph, one: Carved, new: dict[fx.Node, fx.Node]) -> None:
     args = tuple(new[n] for n in one.inputs)
     if len(one.outputs) == 1:
         (result,) = one.outputs
-        node = new[result] = graph.create_node("call_function", one.kernel, args, {}, result.name)
+        node = new[result] = create_op(graph, one.kernel, args, {}, result.name)
         node.meta = dict(result.meta)
         set_origin(node, replace(origin(result), rng=None))
         return
-    call = graph.create_node("call_function", one.kernel, args, {}, "results")
+    call = create_op(graph, one.kernel, args, {}, "results")
     call.meta = {"val": tuple(map(val, one.outputs)), "phase": phase(one.outputs[0])}
     set_origin(call, replace(origin(one.outputs[-1]), rng=None))
     for at, result in enumerate(one.outputs):
-        new[result] = graph.create_node("call_function", operator.getitem, (call, at), {}, result.name)
+        new[result] = create_op(graph, operator.getitem, (call, at), {}, result.name)
         new[result].meta = dict(result.meta)

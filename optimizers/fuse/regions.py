@@ -29,11 +29,12 @@ from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, SUMMED, columns_of, rows_of
 from tracefuse.optimizers.lowering.random_ops import is_draw, is_mask
 from tracefuse.optimizers.lowering.views import SPLITS
-from tracefuse.optimizers.ops import is_collective, is_getitem, is_random, is_view, once_per_operator, producer
+from tracefuse.optimizers.ops import is_collective, is_getitem, is_random, is_view, once_per_operator, producer, read_by
 from tracefuse.optimizers.trace import nbytes, phase, tensors
 
 Sizes = tuple[int, int, int]
 Loops = tuple[Sizes | None, Sizes | None]
+_NO_LOOPS: Loops = (None, None)
 
 TABLE_SHARE = 16
 """What an op reads beside its large operand, such as a number for each channel, weighs nothing up to 1 / TABLE_SHARE of it."""
@@ -60,22 +61,22 @@ class Region:
 def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
     """The regions of a trace's graph over its `fusible` ops, in no particular order, views at their borders included."""
     depth: dict[fx.Node, int] = {}
+    below: dict[fx.Node, int] = {}  # The depth of what reads a value in another region.
     region_of: dict[fx.Node, Region] = {}
     drawn = started = 0
     for node in graph.nodes:
-        links = _links(node, region_of) if node in fusible else ()
-        deepest = 0
-        for operand in node.all_input_nodes:
-            if (at := depth[operand]) >= deepest:
-                deepest = max(deepest, at + (operand not in links and _is_border(operand)))
+        operands, is_fusible = read_by(node), node in fusible
+        links = _links(node, operands, region_of) if is_fusible else ()
+        deepest = max([depth[a] if a in links else below[a] for a in operands], default=0)
         if is_random(node):
             drawn = deepest = max(deepest, drawn)
         if is_collective(node):
             started = deepest = max(deepest, started)
-        if node in fusible:
-            near = {region_of[a]: None for a in links if depth[a] == deepest}
-            deepest += not _join(node, list(near), region_of)
+        if is_fusible:
+            near = dict.fromkeys([region_of[a] for a in links if depth[a] == deepest])
+            deepest += not _join(node, operands, list(near), region_of)
         depth[node] = deepest
+        below[node] = deepest + _is_border(node)
     _sink(graph, region_of)
     return [set(r.nodes) for r in dict.fromkeys(region_of.values())]
 
@@ -85,9 +86,9 @@ def _is_border(node: fx.Node) -> bool:
     return node.op == "call_function" and not is_mask(node) and not is_draw(producer(node))
 
 
-def _links(node: fx.Node, region_of: dict[fx.Node, Region]) -> list[fx.Node]:
+def _links(node: fx.Node, operands: Iterable[fx.Node], region_of: dict[fx.Node, Region]) -> list[fx.Node]:
     """The operands whose region `node` may join: a copy for a reader only that of another such copy."""
-    found = [a for a in node.all_input_nodes if (region := region_of.get(a)) and _may_join(node, region)]
+    found = [a for a in operands if (region := region_of.get(a)) and _may_join(node, region)]
     return [a for a in found if is_for_reader(a)] if found and is_for_reader(node) else found
 
 
@@ -95,18 +96,20 @@ def _may_join(node: fx.Node, region: Region) -> bool:
     return region.phase == phase(node) and (region.device is None or region.device == _device(node))
 
 
-def _join(node: fx.Node, near: list[Region], region_of: dict[fx.Node, Region]) -> bool:
+def _join(node: fx.Node, operands: Iterable[fx.Node], near: list[Region], region_of: dict[fx.Node, Region]) -> bool:
     """Put `node` and the regions `near` together; where their loops disagree, begin a region and return False."""
     loops = loops_of(node)
-    is_joined = _agree(node, loops, near)
+    is_joined = _agree(node, operands, loops, near)
     home = _united(near, region_of) if is_joined and near else Region({}, phase(node), _device(node))
-    _put(node, loops, home)
+    _put(node, operands, loops, home)
     region_of[node] = home
     return is_joined
 
 
 def _united(near: list[Region], region_of: dict[fx.Node, Region]) -> Region:
     """The largest of the regions, with all that the others hold."""
+    if len(near) == 1:
+        return near[0]
     largest = max(near, key=lambda r: len(r.nodes))
     for other in near:
         if other is not largest:
@@ -119,14 +122,14 @@ def _united(near: list[Region], region_of: dict[fx.Node, Region]) -> Region:
     return largest
 
 
-def _put(node: fx.Node, loops: Loops, home: Region) -> None:
+def _put(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, home: Region) -> None:
     rows, columns = loops
     home.nodes[node] = None
-    home.rows, home.columns = home.rows or rows, home.columns or columns
     if rows or columns:
+        home.rows, home.columns = home.rows or rows, home.columns or columns
         (home.below if rows else home.after).add(node)
     for follows in (home.below, home.after):
-        if follows and node not in home.after and not follows.isdisjoint(node.all_input_nodes):
+        if follows and node not in home.after and not follows.isdisjoint(operands):
             follows.add(node)
 
 
@@ -134,7 +137,7 @@ def loops_of(node: fx.Node) -> Loops:
     """The sizes of what an op reduces by rows, and of what it sums down columns."""
     target = node.target
     if node.op != "call_function" or (isinstance(target, torch._ops.OpOverload) and not _reduces(target)):
-        return None, None
+        return _NO_LOOPS
     columns = columns_of(node)
     if columns is not None or node.target not in REDUCTIONS:
         return None, columns.sizes if columns else None
@@ -154,14 +157,14 @@ def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
     return len(rows | columns) == 1 and next(iter(rows))[2] <= MAX_SUMMED_ROW
 
 
-def _agree(node: fx.Node, loops: Loops, near: list[Region]) -> bool:
-    if loops == (None, None) and not any(r.rows or r.columns for r in near):
+def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[Region]) -> bool:
+    every = [one for one in (loops, *[(r.rows, r.columns) for r in near]) if one != _NO_LOOPS]
+    if not every:
         return True
-    every = [loops, *((r.rows, r.columns) for r in near)]
     rows, columns = {rows for rows, _ in every if rows}, {columns for _, columns in every if columns}
     if not agree(rows, columns):
         return False
-    operands, value = node.all_input_nodes, node.meta["val"]
+    value = node.meta["val"]
     is_after = any(not r.after.isdisjoint(operands) for r in near)
     if node.target in WINDOW_OPS and not isinstance(value, torch.Tensor):
         value = value[0]  # A pool and its parts are in one region: it joins where they can.
@@ -169,7 +172,7 @@ def _agree(node: fx.Node, loops: Loops, near: list[Region]) -> bool:
         return not is_after
     if is_after and not is_getitem(node):
         ((outer, _, n_cols),) = columns
-        return loops == (None, None) and value.numel() == outer * n_cols
+        return loops == _NO_LOOPS and value.numel() == outer * n_cols
     own_rows, own_columns = loops
     follows = any(not r.below.isdisjoint(operands) for r in near)
     if not rows or not (follows or own_rows):

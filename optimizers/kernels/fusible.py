@@ -34,7 +34,7 @@ from tracefuse.optimizers.lowering.placements import SCATTERS as PLACES
 from tracefuse.optimizers.lowering.placements import scatter_refusal
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
-from tracefuse.optimizers.ops import arguments, aten, is_view, once_per_operator, reached
+from tracefuse.optimizers.ops import arguments, aten, is_view, once_per_operator, reached, read_by
 from tracefuse.optimizers.trace import HALVES, SHORT_DTYPE, phase, shape_of, tensors, val
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
@@ -148,7 +148,7 @@ def _unknown(target: torch._ops.OpOverload) -> str | None:
 
 @once_per_op
 def _type_refusal(node: fx.Node) -> str | None:
-    for one in (node, *node.all_input_nodes):
+    for one in (node, *read_by(node)):
         if reason := _value_refusal(one):
             return reason
     if _is_pointwise(node.target) and rule_of(node.target, val(node).dtype) is None:  # type: ignore[arg-type]
@@ -176,7 +176,8 @@ def _is_pointwise(target: Any) -> bool:
 
 
 def _device_refusal(node: fx.Node) -> str | None:
-    if len({device for a in (node, *node.all_input_nodes) for device in devices(a)}) == 1:
+    own = devices(node)
+    if len(own) == 1 and all(devices(a) == own for a in read_by(node)):
         return None
     read = () if is_constant(node) else node.all_input_nodes
     found = {device for a in read if not (is_constant(a) and val(a).dim() == 0) for device in devices(a)}

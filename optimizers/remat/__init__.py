@@ -74,7 +74,7 @@ from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.passes import Decide, Decision, final, run_pipeline
 from tracefuse.optimizers.remat.between import recompute_between
 from tracefuse.optimizers.remat.budget import Budgeting
-from tracefuse.optimizers.remat.choice import Choice
+from tracefuse.optimizers.remat.choice import Choice, choose
 from tracefuse.optimizers.remat.dropout_products import Product, expose_products, restore_products
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
@@ -102,17 +102,23 @@ class Remat(RematOptions):
         new = forget(trace)
         is_copy = len(new.ops) == len(trace.ops) and not any(map(recomputes, trace.ops))
         before, products = saved_bytes(new), expose_products(new.graph)
-        forward = Forward(new)
-        budgeting = Budgeting(new, forward, self)
-        choice, decisions = budgeting.meet(self.memory_budget)
-        if self.peak_budget is not None:
+        forward, decisions = Forward(new), list[Decision]()
+        budgeting = None
+        if self.memory_budget is None and self.peak_budget is None:
+            choice = choose(forward, self)
+        else:
+            budgeting = Budgeting(new, forward, self)
+            choice, decisions = budgeting.meet(self.memory_budget)
+        if budgeting and self.peak_budget is not None:
             lowered, said = budgeting.meet_peak(self.peak_budget, choice, lambda one: self._outcome(trace, one))
             decisions = budgeting.beside_peak(self.memory_budget, choice, lowered, decisions) + said
             choice = lowered
         told = explain(forward, choice, self.peaks)
         if _cut_keeps_more(new, {n.name for n in choice.again}, products, before) and not choice.pins:
             new = forget(trace)
-            decisions = budgeting.as_it_was(self.memory_budget, saved_bytes(new), decisions) + _left(new, choice)
+            if budgeting:
+                decisions = budgeting.as_it_was(self.memory_budget, saved_bytes(new), decisions)
+            decisions += _left(new, choice)
         else:
             decisions += told
             is_copy = is_copy and not (choice.again or products)

@@ -10,7 +10,7 @@ from torch import fx
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.fuse.remaking import is_copyable
 from tracefuse.optimizers.kernels.fusible import is_constant, refusal
-from tracefuse.optimizers.ops import behind_views, is_view, readers
+from tracefuse.optimizers.ops import behind_views, is_view, read_by, readers
 from tracefuse.optimizers.trace import phase
 
 _LOOPS = "its op is not pointwise, and would need loops of its own there"
@@ -54,7 +54,7 @@ class Borders:
         return {n: in_order[number[n]] for n in self.position if n in number}
 
     def _note_operands(self, node: fx.Node, region: int) -> None:
-        for operand in node.all_input_nodes:
+        for operand in read_by(node):
             other = self.region_of.get(operand)
             if other == region or is_constant(operand):
                 continue

@@ -39,6 +39,7 @@ from tracefuse.optimizers.ops import (
     is_view,
     producer,
     reached,
+    read_by,
 )
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.rewrite import views_of
@@ -111,7 +112,7 @@ class Forward:
         # The non-fusible ops before a value: a fusible reader at a higher level cannot run in the same kernel.
         level: dict[fx.Node, int] = {}
         for node in self.nodes:
-            sources = ((level[a], a.op == "call_function" and a not in self.fused) for a in node.all_input_nodes)
+            sources = ((level[a], a.op == "call_function" and a not in self.fused) for a in read_by(node))
             level[node] = max((above + ends for above, ends in sources), default=0)
         latest: dict[fx.Node, float] = {}
         for node in reversed(self.nodes):
@@ -153,7 +154,7 @@ def impossible(forward: Forward, node: fx.Node) -> str | None:
         return "writes to its arguments"
     if is_collective(op):
         return "exchanges tensors with other ranks, which would have to do so once more as well"
-    overwritten = next((a for a in op.all_input_nodes if a in forward.stale), None)
+    overwritten = next((a for a in read_by(op) if a in forward.stale), None)
     if overwritten is not None:
         return f"reads {overwritten.name}, which the forward overwrites"
     return None
@@ -205,9 +206,9 @@ def doubles(trace: Trace) -> dict[fx.Node, fx.Node]:
         if is_random(node) or is_mutable(node):
             continue
         if phase(node) == "forward":
-            forward.setdefault((node.target, *node.all_input_nodes), []).append(node)
+            forward.setdefault((node.target, *read_by(node)), []).append(node)
             continue
-        sources = [found.get(a, a) for a in node.all_input_nodes]
+        sources = [found.get(a, a) for a in read_by(node)]
         alike = forward.get((node.target, *sources), ())
         if same := next((other for other in alike if _reads_alike(node, other, found)), None):
             found[node] = same

@@ -16,9 +16,18 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tracefuse.optimizers.fakes.made import fake_view, like
-from tracefuse.optimizers.ops import does_work, is_getitem
+from tracefuse.optimizers.ops import does_work, is_getitem, read_by
 from tracefuse.optimizers.rewrite import refresh_views
-from tracefuse.optimizers.trace import Trace, copy_node, eliminate_dead_code, phase, recomputes, recomputes_in, val
+from tracefuse.optimizers.trace import (
+    Trace,
+    copy_node,
+    create_op,
+    eliminate_dead_code,
+    phase,
+    recomputes,
+    recomputes_in,
+    val,
+)
 
 _MARKS = ("recomputes", "recomputes_in", "for_reader")
 
@@ -50,7 +59,7 @@ def copy_again(node: fx.Node, copies: dict[fx.Node, fx.Node], **changes: Any) ->
     """
     original = recomputes(node) or node.name
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: copies.get(a, a))
-    copy = node.graph.create_node("call_function", node.target, args, kwargs, f"{original}_again")
+    copy = create_op(node.graph, node.target, args, kwargs, f"{original}_again")
     copy.meta = {**node.meta, "phase": changes.pop("phase", phase(node)), "val": _own_value(node, copy)}
     marks = {"recomputes": original, "recomputes_in": recomputes_in(node) if recomputes(node) else phase(node)}
     copy.meta["custom"] = {**(node.meta.get("custom") or {}), **marks, **changes}
@@ -140,7 +149,7 @@ def _forget(trace: Trace) -> Trace:
 
 def _original(graph: fx.Graph, copy: fx.Node, name: str, new: dict[fx.Node, fx.Node]) -> fx.Node:
     args, kwargs = fx.node.map_arg((copy.args, copy.kwargs), new.__getitem__)
-    node = graph.create_node("call_function", copy.target, args, kwargs, name)
+    node = create_op(graph, copy.target, args, kwargs, name)
     custom = {key: value for key, value in copy.meta["custom"].items() if key not in _MARKS}
     node.meta = {**copy.meta, "phase": recomputes_in(copy), "custom": custom}
     return node
@@ -157,9 +166,9 @@ def just_in_time(graph: fx.Graph, movable: Set[fx.Node]) -> None:
     where the movable ops were.
     """
     placed: set[fx.Node] = set()
-    readers = [n for n in graph.nodes if n not in movable and not movable.isdisjoint(n.all_input_nodes)]
+    readers = [n for n in graph.nodes if n not in movable and not movable.isdisjoint(read_by(n))]
     for node in readers:
-        for needed in needed_by(node, lambda n: n.all_input_nodes, movable, placed):
+        for needed in needed_by(node, read_by, movable, placed):
             node.prepend(needed)
 
 
