@@ -164,9 +164,8 @@ class StepRecorder(Recorder):
             return
         self.stage, self.unsure = "done", self.unsure or self._between.unsure
         if self.ops is None:
-            self._taking(
-                self._leave_out_moves
-            )  # before what waits is dropped: the copy of a frozen weight may be among it
+            # Before what waits is dropped: the copy of a frozen weight may be among it.
+            self.shield.note(self._leave_out_moves)
         waiting = set(map(id, self._waiting))
         noted: list[Any] = self.recording.calls if self.ops is None else self.ops
         noted[:] = [one for one in noted if id(one) not in waiting]
