@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from tracefuse.errors import NotSupported
+from tracefuse.execution.graph_nodes import replace_memsets
 from tracefuse.execution.sharing import Given, Handed, addresses, borrowed, copies_of, memory_like, write
 
 WARM_UPS = 3  # As many as `make_graphed_callables` takes: lazy initialisation, then cuDNN's choice of an algorithm.
@@ -97,7 +98,7 @@ class CudaRecorder:
     ) -> tuple[Sequence[torch.Tensor], Callable[[], None]]:
         """What `run`, which may empty `boxed`, makes of it in the memory of `pool`, and what does so again. Raises
         `NotSupported` with CUDA's own words for what CUDA cannot capture."""
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         with recording(graph, pool, self._side):
             made = run(boxed)
         return made, functools.partial(self._replay, graph)
@@ -176,6 +177,12 @@ class Graphs:
 
     def _record(self) -> None:
         module, inputs = self.step.module, self.inputs.recorded
+        with tables_filled(module):
+            run_forward = self._record_halves(module, inputs)
+        self._run_forward = run_forward  # last: without it the next forward records again
+
+    def _record_halves(self, module: ModuleType, inputs: list[torch.Tensor]) -> Callable[[], None]:
+        """Returns what replays the forward."""
         pool, waiting = self.recorder.pool(), iter(self.draws)
         with drawn(module, lambda *_, **__: next(waiting).states):
             outputs, run_forward = self.recorder.record(lambda given: module.forward(*given), inputs, pool)
@@ -188,7 +195,7 @@ class Graphs:
             del outputs, kept
             found, self._run_backward = self.recorder.record(module.backward, boxed, pool)
             self.gradients.record(found, foreign | addresses(self.cotangents.recorded))
-        self._run_forward = run_forward  # last: without it the next forward records again
+        return run_forward
 
     def _boxed(self, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the backward takes, in the list that it empties."""
@@ -307,14 +314,35 @@ def drawn(module: ModuleType, draw: Callable[..., tuple[torch.Tensor, ...]]) -> 
 
 
 @contextmanager
+def tables_filled(module: ModuleType) -> Iterator[None]:
+    """Fill the tables of the module's kernels over lists once, behind what is recorded here, not at each replay."""
+    if not hasattr(module, "copies_behind"):
+        yield
+        return
+    module.copies_behind = copies = []  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.copies_behind = None  # type: ignore[attr-defined]
+    for table, host in copies:
+        table.copy_(host, non_blocking=True)
+    if copies:
+        torch.cuda.synchronize()  # replays may come on any stream
+
+
+@contextmanager
 def recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Matmuls that are recorded take their workspaces from the graph's own pool: torch frees those that it caches when
+    """A graph with `keep_graph`, ready to be replayed.
+
+    Matmuls that are recorded take their workspaces from the graph's own pool: torch frees those that it caches when
     somebody else records, and the graph, which keeps the address, would write where another program's tensors lie."""
     _free_workspaces()
     try:
         # Other threads, such as one that pins a loader's batches, may go on.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
+        replace_memsets(graph.raw_cuda_graph())
+        graph.instantiate()
     except RuntimeError as error:
         # An op that fails breaks the capture, whose end then fails too: the first of the two says why.
         reason = str(error.__context__ or error).splitlines()[0]

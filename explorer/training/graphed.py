@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tracefuse.execution.graphed_program import check_replayable
-from tracefuse.execution.graphs import WARM_UPS, Draw, drawn, recording
+from tracefuse.execution.graphs import WARM_UPS, Draw, drawn, recording, tables_filled
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.sharing import copies_of, memory_like, write
 
@@ -57,7 +57,7 @@ class _Graphed:
         inputs = [next(data) if tensor is None else tensor for tensor in self.tensors]
         run = functools.partial(self.module.whole_step, inputs, self.operands, self.cotangents)
         device = inputs[0].device
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        graph, side = torch.cuda.CUDAGraph(keep_graph=True), torch.cuda.Stream()
         own = torch.cuda.stream(torch.cuda.current_stream(device))
         with (
             torch.inference_mode(False),
@@ -75,7 +75,8 @@ class _Graphed:
             torch.cuda.synchronize()
             waiting = iter(self.draws)
             pool = torch.cuda.graph_pool_handle()
-            with drawn(self.module, lambda *_, **__: next(waiting).states), recording(graph, pool, side):
+            waiting_states = drawn(self.module, lambda *_, **__: next(waiting).states)
+            with tables_filled(self.module), waiting_states, recording(graph, pool, side):
                 self.returned = run()
         self.graph = graph
 
