@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
+from tracefuse.device.graph_nodes import replace_memsets
 from tracefuse.errors import NotSupported
-from tracefuse.execution.graph_nodes import replace_memsets
 from tracefuse.execution.sharing import Given, Handed, addresses, borrowed, copies_of, memory_like, write
 
 WARM_UPS = 3  # As many as `make_graphed_callables` takes: lazy initialisation, then cuDNN's choice of an algorithm.

@@ -4,9 +4,15 @@
     a = f(wide)                      reads 4                          b = g(x.float())       each reads 2
     b = g(wide)                      reads 4
 
-Cheap are pointwise ops without transcendental functions that write at least the bytes that they read: what they read then
-lives on instead of what they write, which takes no more memory. Where an op that is no kernel reads the value too it is
-written all the same, and a kernel computes it again only if that saves it bytes of its own.
+A value may also be computed from a narrower one that its kernel has on the way, which is written in its place:
+
+    masked = where(relu > 0, grad, 0)             bfloat16              masked is written, 2 bytes an element
+    wide = masked.float()                         writes 4, others read 4         others read 2, and cast
+
+Cheap are pointwise ops without transcendental functions that write at least the bytes that they read, less those that the
+readers read anyway: what they read then lives on instead of what they write, which takes no more memory. Where an op that is
+no kernel reads the value too it is written all the same, and a kernel computes it again only if that saves it bytes of its
+own.
 
 What the backward reads of the forward is not looked at here: whether to keep it is for `remat` to say.
 """
@@ -21,11 +27,11 @@ from torch import fx
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, with_views
 from tracefuse.optimizers.fuse.remaking import is_cheap, reads_of, sources
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
-from tracefuse.optimizers.ops import behind_views, reached, readers
+from tracefuse.optimizers.ops import behind_views, is_view, reached, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, val
 
-MOST_OPS = 8
+MOST_OPS = 12
 
 Attempt = Callable[[Iterable[fx.Node], Sequence[fx.Node]], Piece | None]
 
@@ -83,23 +89,38 @@ class _Table:
         Returns what `home` is then: None if it wrote nothing else and is gone.
         """
         reading = [piece for piece in self.reading.get(value, ()) if piece is not home]
-        if not reading or not (ops := _cheap_ops(value, home)):
-            return home
-        inlined = {piece: new for piece in reading if (new := self._inlined(value, ops, home, piece))}
-        is_read_by_pieces_only = all(self.holding.get(reader) for reader in readers(value))
-        if len(inlined) == len(reading) and is_read_by_pieces_only:
-            # Where the rest has no kernel, the home stays as it is.
-            rest = [output for output in home.outputs if output is not value]
-            left = (self.attempt(home.nodes, rest) or home) if rest else None
-            after = sum(piece.effort for piece in (left, *inlined.values()) if piece)
-            before = home.effort + sum(p.effort for p in reading)
-            saved = before - after
-            if left is not home and saved * LEAST_SHARE >= before:
-                self._tell("duplicate", value, "computed in each kernel that reads it", saved)
-                self.replace({home: left, **inlined})
-                return left
-        self._duplicate_some(value, reading, inlined)
+        found = (_from_what_is_read(value, home, reading), _from_a_narrower(value, home)) if reading else ()
+        ways = {way: self._readers(value, way.ops, home, reading) for way in found if way}
+        changes = [change for way, new in ways.items() if (change := self._change(value, way, home, reading, new))]
+        best = max(changes, key=lambda change: change.saved, default=None)
+        if best is not None and best.saved * LEAST_SHARE >= home.effort + sum(p.effort for p in reading):
+            self._tell("duplicate", value, best.way.said, best.saved)
+            self.replace({home: best.home, **best.readers})
+            return best.home
+        for way, inlined in ways.items():
+            if way.instead is None:
+                self._duplicate_some(value, reading, inlined)
         return home
+
+    def _readers(self, value: fx.Node, ops: list[fx.Node], home: Piece, reading: list[Piece]) -> dict[Piece, Piece]:
+        """Those of `reading` that can compute `value` by `ops`, and what they are then."""
+        return {piece: new for piece in reading if (new := self._inlined(value, ops, home, piece))}
+
+    def _change(
+        self, value: fx.Node, way: _Way, home: Piece, reading: list[Piece], inlined: dict[Piece, Piece]
+    ) -> _Change | None:
+        """What becomes of `home` where it does not write `value`; None if that is needed, or if the rest has no kernel."""
+        if len(inlined) < len(reading) or not all(self.holding.get(reader) for reader in readers(value)):
+            return None
+        rest = [output for output in home.outputs if output is not value]
+        if way.instead is not None and way.instead not in rest:
+            rest.append(way.instead)
+        left = self.attempt(home.nodes, rest) if rest else None
+        if rest and left is None:
+            return None
+        before = home.effort + sum(piece.effort for piece in reading)
+        after = sum(piece.effort for piece in (left, *inlined.values()) if piece)
+        return _Change(way, left, inlined, before - after)
 
     def _duplicate_some(self, value: fx.Node, reading: list[Piece], inlined: dict[Piece, Piece]) -> None:
         """The value is still written; it is computed again where a kernel then reads fewer bytes."""
@@ -123,10 +144,47 @@ class _Table:
         self.decide(Decision(value.name, action, f"{what}: that {effect}", max(0, saved)))
 
 
-def _cheap_ops(value: fx.Node, home: Piece) -> list[fx.Node]:
-    """What of `home` computes `value`, if it costs next to nothing but what it reads, and that is no more than it writes."""
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How readers compute a value: by `ops` of its home, which then writes `instead`, or nothing, in its place."""
+
+    ops: list[fx.Node]
+    instead: fx.Node | None
+    said: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """What becomes of a home and of the pieces that read it, and the bytes that this saves."""
+
+    way: _Way
+    home: Piece | None
+    readers: dict[Piece, Piece]
+    saved: int
+
+
+def _from_what_is_read(value: fx.Node, home: Piece, reading: Sequence[Piece]) -> _Way | None:
+    """By what of `home` computes `value`, if it costs next to nothing but what it reads, and that is no more than it writes,
+    not counting what all of `reading` read anyway."""
     inside = set(home.nodes)
     found = reached([value], lambda n: () if is_constant(n) else [a for a in n.all_input_nodes if a in inside])
     work = [node for node in found if not is_free(node)]
-    is_worth = len(work) <= MOST_OPS and sum(reads_of(sources(found)).values()) <= nbytes(value)
-    return list(found) if is_worth and all(map(is_cheap, work)) else []
+    if len(work) > MOST_OPS or not all(map(is_cheap, work)):
+        return None
+    read = reads_of(sources(found))
+    new = sum(size for root, size in read.items() if any(root not in piece.traits.reads for piece in reading))
+    return _Way(list(found), None, "computed in each kernel that reads it") if new <= nbytes(value) else None
+
+
+def _from_a_narrower(value: fx.Node, home: Piece) -> _Way | None:
+    """By casts, and other ops of one operand, of the last value with fewer bytes that `home` computes on the way."""
+    inside, ops, node = set(home.nodes), list[fx.Node](), value
+    while len(ops) < MOST_OPS and is_cheap(node):
+        operands = [a for a in node.all_input_nodes if not is_constant(a)]
+        if len(operands) != 1 or operands[0] not in inside:
+            return None
+        ops.append(node)
+        node = operands[0]
+        if not is_view(node) and nbytes(node) < nbytes(value):
+            return _Way(ops, node, f"computed from {node.name} in each kernel that reads it")
+    return None

@@ -34,10 +34,11 @@ and therefore lifts that ban, everything between two matmuls is recomputed: on a
 the matmuls before it.
 
 Without a budget the same weight then acts between any two regions of one phase: what a region would write only for others
-may be computed again in each of them (`between`). It is that which makes a deep model's kernels differ by layer at 0.
+may be computed again in each of them (`between`). It is that which makes a deep model's kernels differ by layer at 0. And
+what a region of the backward can compute from what it reads anyway, it does not read besides (`read_anyway`).
 
 A dropout's result is a product of its operand and its mask, and recomputed as that; the mask is saved, of one byte per
-element, and never drawn again (`dropout_products`). What the captured program recomputes itself, as under
+element, and never drawn again (`schedule`). What the captured program recomputes itself, as under
 `torch.utils.checkpoint`, stays recomputed: it is never saved, and recomputed a second time only where a pin or a budget
 drops more than the checkpoint does (`forward`).
 
@@ -75,11 +76,10 @@ from tracefuse.optimizers.passes import Decide, Decision, final, run_pipeline
 from tracefuse.optimizers.remat.between import recompute_between
 from tracefuse.optimizers.remat.budget import Budgeting
 from tracefuse.optimizers.remat.choice import Choice, choose
-from tracefuse.optimizers.remat.dropout_products import Product, expose_products, restore_products
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.reasons import explain
-from tracefuse.optimizers.remat.schedule import forget, recompute
+from tracefuse.optimizers.remat.schedule import Product, expose_products, forget, recompute, restore_products
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes, recomputes
 
 __all__ = ["Remat"]

@@ -50,6 +50,7 @@ from tracefuse.optimizers.ops import behind_views, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.mincut import Edge, min_cut
+from tracefuse.optimizers.remat.read_anyway import compute_from_what_is_read
 from tracefuse.optimizers.remat.schedule import copy_again, just_in_time
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes, recomputes
@@ -69,9 +70,9 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
     again = {region: choose(borders, region, weight, longest) for region in borders.reading}
     for decision in _explain(borders, again):
         decide(decision)
-    if not any(again.values()):
+    copies = _copy(borders, again)
+    if not compute_from_what_is_read(trace, {**borders.region_of, **copies}, decide) and not copies:
         return False
-    _copy(borders, again)
     eliminate_dead_code(trace.graph)
     refresh_views(trace.graph)
     just_in_time(trace.graph, {n for n in trace.ops if recomputes(n)})
@@ -186,8 +187,9 @@ def _working(again: set[fx.Node], position: dict[fx.Node, int]) -> list[fx.Node]
 # --- the copies -------------------------------------------------------------------------------------------------------
 
 
-def _copy(borders: Borders, again: dict[int, list[fx.Node]]) -> None:
-    """Let each region read copies of its own. All are made before a reader changes: what is copied may be a reader."""
+def _copy(borders: Borders, again: dict[int, list[fx.Node]]) -> dict[fx.Node, int]:
+    """Let each region read copies of its own; the regions by copy. All are made before a reader changes: what is copied may be
+    a reader."""
     copies: dict[int, dict[fx.Node, fx.Node]] = {region: {} for region in again}
     for region, nodes in again.items():
         for node in nodes:
@@ -197,6 +199,7 @@ def _copy(borders: Borders, again: dict[int, list[fx.Node]]) -> None:
         for node, copy in mine.items():
             for user in [u for u in node.users if borders.region_of.get(u) == region]:
                 user.replace_input_with(node, copy)
+    return {copy: region for region, mine in copies.items() for copy in mine.values()}
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------

@@ -27,11 +27,10 @@ from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.remat.budget import Budgeting
-from tracefuse.optimizers.remat.dropout_products import expose_products
 from tracefuse.optimizers.remat.forecast import recompute_seconds
 from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.remat.options import RematOptions
-from tracefuse.optimizers.remat.schedule import forget
+from tracefuse.optimizers.remat.schedule import expose_products, forget
 from tracefuse.optimizers.trace import Trace
 
 BUDGETS = tuple(tenth / 10 for tenth in range(10, -1, -1))

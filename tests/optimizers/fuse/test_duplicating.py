@@ -71,3 +71,28 @@ def test_what_the_backward_reads_is_left_to_remat() -> None:
         return loss
 
     assert not fused(step).reasons("duplicate")
+
+
+def test_a_narrower_value_is_written_in_place_of_its_cast() -> None:
+    """Computed from the three inputs it would read more than is written; in float64 it would write twice the bytes."""
+
+    def fn(x: Tensor, y: Tensor, u: Tensor) -> Tensor:
+        wide = torch.where(x > 0, y + u, y).double()
+        return wide - wide.sum(0)
+
+    result = fused(fn, *(x(64, 4, dtype=torch.float32) for _ in range(3)))
+    narrow, column = 64 * 4 * 4, 4 * 8
+    moved = {(k.nbytes_read, k.nbytes_written) for k in kernels(result)}
+    assert moved == {(3 * narrow, narrow + column), (narrow + column, 2 * narrow)}
+    assert any("computed from where" in reason for reason in result.reasons("duplicate")), result.reasons("duplicate")
+
+
+def test_what_its_readers_read_anyway_does_not_count_against_computing_it_there() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        product = x * y
+        return (product - product.sum(0)) * x / y
+
+    result = fused(fn, x(64, 4), x(64, 4))
+    size, column = 64 * 4 * 8, 4 * 8
+    moved = {(k.nbytes_read, k.nbytes_written) for k in kernels(result)}
+    assert moved == {(2 * size, column), (2 * size + column, size)}

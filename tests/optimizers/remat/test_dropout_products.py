@@ -15,7 +15,7 @@ from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.ops import is_random, op_name
 from tracefuse.optimizers.remat import Remat
-from tracefuse.optimizers.remat.dropout_products import expose_products, restore_products
+from tracefuse.optimizers.remat.schedule import expose_products, restore_products
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace, recomputes
 

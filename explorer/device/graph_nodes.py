@@ -130,7 +130,9 @@ def _replace(graph: int, node: int | None, memset: _Memset) -> bool:
 
 def _word(memset: _Memset) -> int:
     """The value of one element, repeated until it fills four bytes."""
-    return int.from_bytes(memset.value.to_bytes(4, "little")[: memset.element_size] * (4 // memset.element_size), "little")
+    return int.from_bytes(
+        memset.value.to_bytes(4, "little")[: memset.element_size] * (4 // memset.element_size), "little"
+    )
 
 
 def _listed(name: str, of: int | None) -> list[int | None]:
