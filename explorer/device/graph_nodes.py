@@ -74,7 +74,7 @@ class _Kernel(ctypes.Structure):
     )
 
 
-class _Refused(Exception):
+class _Refused(RuntimeError):
     """The driver did not do what it was asked; `status` is its CUresult."""
 
     def __init__(self, name: str, status: int) -> None:

@@ -341,7 +341,8 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
         # Other threads, such as one that pins a loader's batches, may go on.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
-        replace_memsets(graph.raw_cuda_graph())
+        if torch.version.cuda:
+            replace_memsets(graph.raw_cuda_graph())
         graph.instantiate()
     except RuntimeError as error:
         # An op that fails breaks the capture, whose end then fails too: the first of the two says why.

@@ -281,6 +281,39 @@ def whole_step(found: Data, source: str) -> str:
     )
 
 
+@said("train_step.py", "train_step_lora_times")
+def lora_step(found: Data, source: str) -> str:
+    return _other_step(found, source)
+
+
+@said("train_step.py", "train_step_resnet_times")
+def resnet_step(found: Data, source: str) -> str:
+    return _other_step(found, source)
+
+
+def _other_step(found: Data, source: str) -> str:
+    """One training step of another program, and what became of the columns that failed."""
+    times = [f"{name} {ms(step_ms(program))}" for name, program in by_name(found["timing"]).items()]
+    failed = [f"; {name}: {reason}" for name, reason in found["failed"].items()]
+    return f"A step with clipping and AdamW of {found['title']}: {', '.join(times)}{''.join(failed)} ({source})."
+
+
+@said("loops.py", "loops")
+def loops(found: Data, source: str) -> str:
+    """What one step of people's training loops is, captured in the middle of a run."""
+    rows = found["rows"]
+    names = ", ".join(row["loop"] for row in rows)
+    unharmed = sum(row["unharmed"] for row in rows)
+    exact = sum(row["repeats"] and not row["differing"] for row in rows)
+    rest = [row["loop"] for row in rows if not row["repeats"]]
+    within = f"; eager does not repeat itself in {', '.join(rest)}" if rest else ""
+    return (
+        f"Training loops with one line around them ({names}): the third step of each was captured; {unharmed} of {len(rows)} "
+        f"runs had the losses of a run without it, and {exact} of {len(rows)} captured steps replay bit for bit{within} "
+        f"({source})."
+    )
+
+
 @said("train_step.py", "train_step_curves")
 def curves(found: Data, source: str) -> str:
     """How far the losses of many steps are from eager's."""
@@ -312,6 +345,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
     "models": models, "train": train, "first_view": first_view, "update": update, "whole_step": whole_step, "curves": curves,
+    "lora_step": lora_step, "resnet_step": resnet_step, "loops": loops,
     **fusion_figures.BLOCKS, **many_ranks.BLOCKS, **pipeline.BLOCKS,
 }  # fmt: skip
 """By the name that the marker in `RESULTS.md` has."""

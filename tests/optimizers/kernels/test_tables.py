@@ -111,6 +111,23 @@ def test_a_launch_has_its_table_though_a_graph_of_the_same_tensors_never_ran() -
     assert table.tolist() == [[1024, 1024, at, at + 4096] for at in (1024, 1088)]
 
 
+def test_who_records_a_graph_may_fill_its_tables_once_behind_it() -> None:
+    """The graph copies nothing, not even a table that an earlier graph on the same tensors had."""
+    gpu, kernel = Gpu(), object()
+    gpu.launched(kernel, (1024,), moved=256)
+    gpu.is_capturing = True
+    for _ in range(2):
+        gpu.graph.clear()
+        gpu.names["copies_behind"] = copies = []
+        (table,) = gpu.launched(kernel, (1024,), moved=4096)
+        gpu.names["copies_behind"] = None
+        assert not gpu.graph
+        ((waiting, host),) = copies
+        waiting.copy_(host)
+        replay(gpu)
+        assert table.tolist() == [[1024, 1024, at, at + 4096] for at in (1024, 1088)]
+
+
 def replay(gpu: Gpu) -> None:
     for run in gpu.graph:
         run()
