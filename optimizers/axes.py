@@ -14,7 +14,7 @@ through a merge as its outer factor only, and through a split if the part that v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -151,6 +151,14 @@ def permutation(node: fx.Node) -> tuple[int, ...] | None:
     a, b = (axis % dims for axis in node.args[1:])  # type: ignore[operator, union-attr]
     order[a], order[b] = order[b], order[a]
     return tuple(order)
+
+
+def behind_permutations(value: fx.Node, dims: Iterable[int]) -> tuple[fx.Node, list[int]]:
+    """The value that `value` is a permutation of, and the axes of that behind the axes `dims`, in ascending order."""
+    axes = list(dims)
+    while (order := permutation(value)) is not None:
+        value, axes = value.args[0], [order[axis] for axis in axes]  # type: ignore[assignment]
+    return value, sorted(axes)
 
 
 def is_pointwise(op: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from tracefuse.optimizers.axes import behind_permutations
 from tracefuse.optimizers.decompose.writing import channelwise, take_name
 from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour, is_read_by_kernels_alone
 from tracefuse.optimizers.ops import arguments, aten, is_getitem, set_argument
@@ -65,7 +66,9 @@ def _rewrite_backward(node: fx.Node) -> str | None:
     if not has_fusible_neighbour(old, g):
         return "no kernel computes the gradient that it reads: ATen adds it up as fast"
     with node.graph.inserting_before(node):
-        total = call(node, aten.sum.dim_IntList, g, [dim for dim in range(val(g).dim()) if dim != 1])
+        # Of the value as it lies, the sum is one of columns that the kernel before it may have.
+        summed, dims = behind_permutations(g, (dim for dim in range(val(g).dim()) if dim != 1))
+        total = call(node, aten.sum.dim_IntList, summed, dims)
     if reason := replace_value(old, total):
         return reason
     take_name(total, old)

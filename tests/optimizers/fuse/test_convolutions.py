@@ -32,6 +32,7 @@ BEHIND: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": lambda x: F.relu(x, inplace=True),
     "norm": lambda x: F.silu(F.group_norm(x, 1)),
+    "norm of channels": lambda x: F.layer_norm(x.transpose(1, -1), x.shape[1:2]).transpose(1, -1).tanh(),
     "head and tail": lambda x: x.tanh() + x.sum(),
 }
 
@@ -80,6 +81,17 @@ def test_no_kernel_only_adds_a_bias_or_only_sums_its_gradient() -> None:
     assert len(kernels) == 6
     backward = [n for n in capture.optimize(remat=1.0).trace.ops if n.target is aten.convolution_backward.default]
     assert [arguments(n)["output_mask"][2] for n in backward] == [False] * 3
+
+
+@counted
+def test_behind_a_norm_of_channels_as_they_lie_its_kernel_sums_the_bias_s_gradient() -> None:
+    """The norm's last dimension is the convolution's second, a permutation away."""
+    head, norm = (m.double().to(memory_format=torch.channels_last) for m in (nn.Conv2d(3, 8, 3), nn.LayerNorm(8)))
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64).to(memory_format=torch.channels_last)
+    capture = _stepped(head, lambda y: norm(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), x)
+    kernels = [n.target for n in capture.optimize().check().trace.ops if isinstance(n.target, Kernel)]
+    alone = [k.name for k in kernels if [op.target for op in k.body.ops] == [aten.sum.dim_IntList]]
+    assert not alone, [k.name for k in kernels]
 
 
 @counted
