@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.origins import Source
-from tracefuse.recording.calls import Call, Value, is_in_engine
+from tracefuse.recording.calls import Call, Carried, Value, is_in_engine
 from tracefuse.recording.frames import is_in_loader, user_source
 from tracefuse.recording.host_reads import HostRead
 from tracefuse.recording.namespace import is_a
@@ -60,6 +60,8 @@ class StepRecorder(Recorder):
         """The line of a write behind the update before, or behind the step's own, that may be either step's."""
         self.carried: set[Source] = set()
         """Of a step that is only followed, the lines that read what the captured one has made."""
+        self.read_again: list[tuple[StepOp, int, Value]] = []
+        """The operators that did, with the place among the tensors that they read, and what was there."""
         self._captured: StepRecorder | None = None
         self._between, self._names, self._returned, self._ended = between, names, returned, ended
         self._held: dict[str, weakref.ref[torch.Tensor]] = {}
@@ -152,11 +154,18 @@ class StepRecorder(Recorder):
         made = {id(c) for c in tail if any(v.memory in moved and v.base not in read for v in c.out_values())}
         recording.calls[self._settled_at :] = [call for call in tail if id(call) not in made]
 
-    def has_made(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is of this step's making, and no gradient that it leaves."""
+    def made(self, tensor: torch.Tensor) -> Value | None:
+        """What the tensor is, if it is of this step's making, and no gradient that it leaves."""
         value = self.values.value_of(tensor)
         known = self.recording.externals
-        return value is not None and value.base not in known and value not in self.recording.gradients.values()
+        is_made = value is not None and value.base not in known and value not in self.recording.gradients.values()
+        return value if is_made else None
+
+    def note_carried(self, op: Call, at: int, made: Value, source: Source | None) -> None:
+        """The next step has read what this one `made` where `op` of this one has its tensor number `at`."""
+        read = op.reads()[at]
+        if read.base in self.recording.externals:
+            self.recording.carried.setdefault(read, Carried(made, source))
 
     def end(self) -> None:
         """The step is over: note who is who while its tensors are there."""
@@ -194,14 +203,20 @@ class StepRecorder(Recorder):
         if self.ops is not None:
             # A backward's operators have the lines of their forward twins, which are not known of this step.
             source = None if is_in_engine() else user_source()
-            if self._captured is not None and source is not None and source not in self.carried:
-                given = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-                self.carried |= {source} if any(map(self._captured.has_made, given)) else set()
-            return self._followed(noted_op(func, args, kwargs, source))
+            op = noted_op(func, args, kwargs, source)
+            if source is not None:
+                self._note_read_again(op, [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)])
+            return self._followed(op)
         call = super()._noted(func, args, kwargs)
         if call is not None:
             self._may_wait(call)
         return call
+
+    def _note_read_again(self, op: StepOp, given: list[torch.Tensor]) -> None:
+        found = [] if self._captured is None else [(at, self._captured.made(t)) for at, t in enumerate(given)]
+        again = [(op, at, value) for at, value in found if value is not None]
+        self.read_again += again
+        self.carried |= {op.source for op, _, _ in again if op.source is not None}
 
     def _is_loading(self) -> bool:
         """Whether a batch is being fetched: what a `DataLoader` yields is data, whichever step it is for."""
