@@ -303,10 +303,10 @@ def _slots(recorder: Recorder, names: Mapping[Value, str]) -> dict[str, Slot]:
 
 def _carried(recorder: Recorder, roles: Roles, names: Sequence[Mapping[Value, str]]) -> Iterator[Carried]:
     """What the next step was seen to read in the place of this one's inputs, which have these `names`. A module's buffer
-    that is where it was is followed."""
+    that is where it was is followed, and a weight that was moved is itself."""
     calls = recorder.recording.calls
     for value, (made, source) in recorder.recording.carried.items():
-        if roles.replaced.get(value) is made:
+        if roles.replaced.get(value) is made or made.memory in recorder.values.copies:
             continue
         found, reached = next((known[value] for known in names if value in known), ""), {value.base}
         for call in calls:

@@ -23,13 +23,14 @@ from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.run import Run
 from tracefuse.recording.shield import Shield
 from tracefuse.steps.between import Between, held_by
+from tracefuse.steps.carried import note_carried
 from tracefuse.steps.mode_stack import leave
 from tracefuse.steps.periods import UpdateSequence
 from tracefuse.steps.recorder import StepRecorder
 from tracefuse.steps.steps import Step, Steps
 from tracefuse.steps.stream import StepOp, noted_call
 from tracefuse.steps.updates import UpdateHook
-from tracefuse.steps.varying import Difference, difference, paired
+from tracefuse.steps.varying import Difference, difference
 
 SHOWN = 3
 """The step of a loop that is captured: the first ones make optimizer states and warm up."""
@@ -226,10 +227,13 @@ class StepWatch:
         if ops is not None:
             self._watched[span] = _Watched(len(ops), self._difference(ops, recorder.is_last))
             self._carried |= recorder.carried
-            self._comparing.note(self._note_carried, recorder, ops)
+            if self._captured is not None:
+                captured = self._captured
+                again = captured.recording, captured.ran, self._ops, ops, recorder.read_again
+                self._comparing.note(note_carried, *again)
             return
         before, self._captured = self._captured, recorder
-        earlier, self._ops = self._ops, [noted_call(call) for call in recorder.recording.calls]
+        earlier, self._ops = self._ops, [noted_call(call) for call in recorder.ran]
         if before is not None:
             self._forget(before)
             self._watched[before.first, before.end_update] = _Watched(len(earlier), self._difference(earlier))
@@ -238,18 +242,6 @@ class StepWatch:
             self._n = self._number_of(recorder) + 1
         elif self._is_shown(recorder) and self._current is not None:
             self._current.follow(recorder)
-
-    def _note_carried(self, followed: StepRecorder, ops: list[StepOp]) -> None:
-        """Let the captured step know what the one that was `followed` has read of it, operator by operator."""
-        captured = self._captured
-        if captured is None or not followed.read_again:
-            return
-        calls = captured.recording.calls
-        twins = {id(ops[there]): calls[at] for at, there in paired(self._ops, ops)}
-        for op, at, made in followed.read_again:
-            twin = twins.get(id(op))
-            if twin is not None and len(twin.reads()) == op.reads():
-                captured.note_carried(twin, at, made, op.source)
 
     def _difference(self, ops: list[StepOp], is_last: bool = False) -> Difference | None:
         return self._comparing.note(difference, self._ops, ops, is_last)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from whole_step_loops import NEAR, Loop, captured, check, data_of, network
 
-from tracefuse.errors import ExportError
+from tracefuse.errors import CaptureError, ExportError
 
 
 class Behind(Loop):
@@ -132,6 +132,60 @@ def bound(source: str, loop: Loop, folder: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.bind(loop.model, loop.opt)
+
+
+# --- weights that are moved behind the update -------------------------------------------------------------------------
+
+
+class Moved(Loop):
+    """Weights that are copied elsewhere after each update, and read there, before an average of buffers."""
+
+    reads = True
+
+    def more(self) -> None:
+        self.average = copy.deepcopy(self.model)
+
+    def after(self) -> None:
+        for one in self.moved():
+            one.data = one.data.clone()
+        if self.reads:
+            sum(one.detach().norm() for one in self.moved())
+        with torch.no_grad():
+            for mine, new in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                mine.copy_(new)
+
+    def moved(self) -> list[Tensor]:
+        return list(self.model.parameters())
+
+
+class MovedUnread(Moved):
+    reads = False
+
+
+class MovedBuffers(Moved):
+    def moved(self) -> list[Tensor]:
+        return [one for one in self.model.buffers() if one.is_floating_point()]
+
+
+class MovedAndWritten(Moved):
+    """What is written to the copy, or to the old memory, is no part of what an update leaves."""
+
+    def after(self) -> None:
+        old = [one.data for one in self.moved()]
+        super().after()
+        for one in old:
+            one.mul_(0.9)
+
+
+@pytest.mark.parametrize("kind", [Moved, MovedUnread, MovedBuffers], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("further", [1, 3])
+def test_what_is_written_after_a_moved_weight_was_read_is_of_the_step(kind: type[Loop], further: int) -> None:
+    check(kind, further)
+
+
+def test_a_write_to_memory_that_a_moved_weight_has_left_is_refused() -> None:
+    with pytest.raises(CaptureError, match="gives one of its inputs new data"):
+        captured(MovedAndWritten(), data_of(6)).compile()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
