@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from tracefuse.optimizers.split import handed_over, joined
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.calls import Guard, Recording, Value
+from tracefuse.recording.hooks import Slot
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
@@ -70,6 +72,18 @@ class Stepped:
     rates: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Carried:
+    """A tensor that a step reads under this name, "" where no trace has it, and in whose place the next step read another one,
+    which the step had made, in the line `source`. `of_one` says whether that is a single number, `adds` whether it is computed
+    from what was there before."""
+
+    name: str
+    source: Source | None
+    of_one: bool
+    adds: bool
+
+
 Replayed = Callable[["CapturedProgram"], tuple[torch.Tensor, ...]]
 """Runs a captured program op by op: its outputs."""
 
@@ -89,6 +103,8 @@ class CapturedProgram:
     `update` is what an optimizer and what belongs to it do behind the backward, a program of its own: its inputs of the kinds
     "gradient" and "result" are what this one returns, `outside` gives the others. `uncut` says why a program that has one is
     not cut there, and `stepped` of an update which optimizers made it.
+
+    `slots` say by name where modules keep inputs, `carried` what one step leaves to the next otherwise than by writing to it.
     """
 
     trace: Trace
@@ -107,6 +123,8 @@ class CapturedProgram:
     uncut: str = ""
     stepped: tuple[Stepped, ...] = ()
     outside: Callable[[], Inputs] | None = None
+    slots: Mapping[str, Slot] = field(default_factory=dict)
+    carried: tuple[Carried, ...] = ()
 
     @functools.cached_property
     def inputs(self) -> Inputs:
@@ -174,9 +192,10 @@ def with_update(
     own: Callable[[], Inputs],
     replayed: Replayed,
     steps: tuple[Stepped, ...] = (),
+    slots: Mapping[str, Slot] | None = None,
 ) -> CapturedProgram:
-    """`joint` with `trace` as its update, whose `own` inputs are those that come from outside. The others are made when they
-    are asked for, by one replay of `joint`."""
+    """`joint` with `trace` as its update, whose `own` inputs are those that come from outside, and lie in `slots`. The others
+    are made when they are asked for, by one replay of `joint`."""
 
     def read_inputs() -> Inputs:
         of, inputs = handed_over(joint.trace, trace), own()
@@ -198,6 +217,7 @@ def with_update(
         unrecorded=joint.unrecorded,
         stepped=steps,
         outside=own,
+        slots=slots or {},
     )
     return replace(joint, update=update)
 
@@ -255,13 +275,16 @@ def captured_program(
         backwards=recording.backwards,
         order=forwards_first(built.graph),
         uncut=uncut,
+        slots=_slots(recorder, name_of_value),
+        carried=tuple(_carried(recorder, roles, [_names_of(one, externals) for one in parts])),
     )
     left = [None if value is None else ended.left.get(value) for one in parts for value in one.left]
     if update is not None:
         verify(update.trace)
         own = Inputs(_given(update, inputs), _given(update, live_externals), read.rng_states)
         steps = _stepped(recording, _names_of(update, externals), made.optimizers)
-        made = with_update(made, update.trace, lambda: own, replayed, steps)
+        slots = _slots(recorder, _names_of(update, externals))
+        made = with_update(made, update.trace, lambda: own, replayed, steps, slots)
     return made, tuple(left), ended.read
 
 
@@ -269,6 +292,27 @@ def _names_of(part: Assembled, externals: Sequence[Value]) -> dict[Value, str]:
     """By the value of each external that a part reads, the name of its input."""
     pairs = zip(part.chosen, part.trace.inputs, strict=True)
     return {externals[at]: entry.name for at, entry in pairs if isinstance(at, int)}
+
+
+def _slots(recorder: Recorder, names: Mapping[Value, str]) -> dict[str, Slot]:
+    """By the name of an input where a module keeps it."""
+    externals, slots = recorder.recording.externals, recorder.modules.slots
+    pairs = ((name, slots.get(externals[value])) for value, name in names.items() if value in externals)
+    return {name: slot for name, slot in pairs if slot is not None}
+
+
+def _carried(recorder: Recorder, roles: Roles, names: Sequence[Mapping[Value, str]]) -> Iterator[Carried]:
+    """What the next step was seen to read in the place of this one's inputs, which have these `names`. A module's buffer
+    that is where it was is followed, and a weight that was moved is itself."""
+    calls = recorder.recording.calls
+    for value, (made, source) in recorder.recording.carried.items():
+        if roles.replaced.get(value) is made or made.memory in recorder.values.copies:
+            continue
+        found, reached = next((known[value] for known in names if value in known), ""), {value.base}
+        for call in calls:
+            if any(one.base in reached for one in call.reads()):
+                reached |= {one.base for one in (*call.out_values(), *call.writes())}
+        yield Carried(found, source, math.prod(made.shape) == 1, made.base in reached)
 
 
 def _thawed(trace: Trace, live: Sequence[torch.Tensor], recorder: Recorder, ended: Ended) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -267,6 +267,13 @@ class Update:
     rates: dict[Value, list[int]] = field(default_factory=dict)
 
 
+class Carried(NamedTuple):
+    """What this step made and the next one read, in that line."""
+
+    made: Value
+    source: Source | None
+
+
 @dataclass
 class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
@@ -278,7 +285,8 @@ class Recording:
     any operator (`launches`), and autograd's nodes whose results no operator made (`unseen`). `settled` are the externals as
     they were when a step's update had ended: what a loop does with their tensors afterwards is no part of it. `backwards`
     counts the calls of autograd that started from what was recorded, `gradients` are those that they left of each leaf,
-    `updates` the calls of optimizers' `step`."""
+    `updates` the calls of optimizers' `step`. `carried` are the externals in whose place the next step read what this one had
+    made."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -298,3 +306,4 @@ class Recording:
     backwards: int = 0
     gradients: dict[Value, Value] = field(default_factory=dict)
     updates: list[Update] = field(default_factory=list)
+    carried: dict[Value, Carried] = field(default_factory=dict)

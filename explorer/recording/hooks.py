@@ -14,6 +14,7 @@ import importlib
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from types import FrameType
@@ -123,6 +124,24 @@ class Running(NamedTuple):
 OUTSIDE = Running("", "", False)
 
 
+class Slot(NamedTuple):
+    """Where a module, which is known weakly, keeps a tensor: its parameter or its buffer of that name, in no other module."""
+
+    module: weakref.ref[nn.Module]
+    kind: str
+    key: str
+
+    def held_in(self) -> dict[str, Any] | None:
+        """The module's own dict of all that are of this kind; None where the module is gone."""
+        module = self.module()
+        return None if module is None else vars(module).get("_parameters" if self.kind == "parameter" else "_buffers")
+
+    def tensor(self) -> torch.Tensor | None:
+        """What is there now."""
+        found = (self.held_in() or {}).get(self.key)
+        return found if is_a(found, torch.Tensor) else None
+
+
 class ModuleStack:
     """The `nn.Module`s that are running, by global forward hooks, and the `arguments` of the outermost ones."""
 
@@ -131,6 +150,8 @@ class ModuleStack:
         self._stack: list[Running] = []
         self._paths: WeakMap[str] = WeakMap()
         self._names = names
+        self.slots: WeakMap[Slot] = WeakMap()
+        """By the tensor that was there when the module was met."""
         self._hooks = ExitStack()
         self.arguments: WeakMap[Argument] = WeakMap()
         self.given: dict[Value, Argument] = {}
@@ -237,11 +258,18 @@ class ModuleStack:
         for path, module in _listed(root.named_modules, prefix=at):
             if module not in self._paths:
                 self._paths[module] = path
+                self._note_slots(module)
         for kind, named in (("parameter", root.named_parameters), ("buffer", root.named_buffers)):
             for path, tensor in _listed(named):
                 for one in (tensor, local_of(tensor)):
                     if one not in self._names:
                         self._names[one] = (kind, path)
+
+    def _note_slots(self, module: nn.Module) -> None:
+        for kind, held in (("parameter", "_parameters"), ("buffer", "_buffers")):
+            for key, tensor in vars(module).get(held, {}).items():
+                if is_a(tensor, torch.Tensor) and tensor not in self.slots:
+                    self.slots[tensor] = Slot(weakref.ref(module), kind, key)
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Dotted path and tensor of what the buffers of the modules that ran hold now."""

@@ -149,6 +149,8 @@ class Identities:
         self._made_memory: set[int | None] = set()
         self._external_storage: dict[int, Value] = {}
         self._externals_of: dict[Value, list[Value]] = {}
+        self.copies: set[int | None] = set()
+        """Where inputs lie that were moved: what reads one reads the copy that the program made."""
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         """The value that this tensor, or the one of this process that it stands for, is, if the program met it."""
@@ -176,6 +178,8 @@ class Identities:
     def read(self, tensor: torch.Tensor) -> Value:
         value = self.ids.get(tensor)
         memory = self.memories.of(tensor)
+        if memory in self.copies and (copy := self._lying_where(tensor, memory)) is not None:
+            return copy
         is_replaced = value is not None and value.memory != memory  # `tensor.data = ...`
         starts = tensor.requires_grad and torch.is_grad_enabled() and is_leaf(tensor)
         starts = starts and not is_in_engine()  # a checkpoint detaches what it recomputes from

@@ -211,13 +211,14 @@ def _attributes(namespace: Mapping[str, Any], value_of: Callable[[Any], Value | 
 
 
 def _replaced_buffers(recorder: Recorder) -> dict[Value, Value]:
-    """By the buffer that the program read, the value that it computed and that the module's buffer of that name is now."""
-    externals, value_of = recorder.recording.externals, recorder.values.value_of
-    was = {recorder.names.get(tensor): value for value, tensor in externals.items()}
+    """By the buffer that the program read, the value that it computed and that is there now in the same module."""
+    externals, slots = recorder.recording.externals, recorder.modules.slots
     found = {}
-    for path, tensor in recorder.modules.buffers():
-        before, now = was.get(("buffer", path)), value_of(tensor)
-        is_made = before is not None and now is not None and now not in externals
+    for before, tensor in externals.items():
+        slot = slots.get(tensor)
+        there = None if slot is None or slot.kind != "buffer" else slot.tensor()
+        now = None if there is None or there is tensor else recorder.values.value_of(there)
+        is_made = now is not None and now not in externals
         if is_made and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
             found[before] = now
     return found

@@ -99,7 +99,7 @@ class Between:
             self._touched |= self._waiting
             self._waiting.clear()
         if facts_of(func).may_write:
-            self._touched |= {self._memories.of(t) for t in _written(func, args, kwargs)}
+            self._touched |= {self._memories.of(t) for t in written_by(func, args, kwargs)}
         return "pulled" if is_pulled else "tail"
 
     def _is_of_next_round(
@@ -111,13 +111,13 @@ class Between:
         if func in _ZEROING or any(node_of(t) is not None for t in given):
             return False
         is_next = has_gone_back(self._ended_at)
-        if is_next is None and self.unsure is None and _written(func, args, kwargs):
+        if is_next is None and self.unsure is None and written_by(func, args, kwargs):
             self.unsure = user_source()
         return is_next
 
     def _writes_to_old(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether it writes to what was there before, such as an average of buffers that no optimizer holds."""
-        written = {self._memories.of(t) for t in _written(func, args, kwargs)} if facts_of(func).may_write else set()
+        written = {self._memories.of(t) for t in written_by(func, args, kwargs)} if facts_of(func).may_write else set()
         return not written <= {None, *self._fresh}
 
     def _is_touched(self, tensor: torch.Tensor) -> bool:
@@ -149,7 +149,8 @@ def _is_fetched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     return to is not None and source.device.type == "cpu" and torch.device(to).type != "cpu"
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an operator overwrites, by its schema."""
     given = [value for argument, value in bound(func, args, kwargs) if is_written(argument)]
     return [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
 

@@ -24,7 +24,8 @@ from tracefuse.recording.operators import facts_of
 from tracefuse.recording.recorder import Recorder, are_notes_taken
 from tracefuse.recording.run import SMALL_NBYTES, Run
 from tracefuse.recording.shield import Shield, shielded
-from tracefuse.steps.between import Between
+from tracefuse.steps.between import Between, written_by
+from tracefuse.steps.carried import ReadAgain
 from tracefuse.steps.mode_stack import enter_below, leave
 from tracefuse.steps.stream import StepOp, noted_call, noted_op
 
@@ -60,6 +61,10 @@ class StepRecorder(Recorder):
         """The line of a write behind the update before, or behind the step's own, that may be either step's."""
         self.carried: set[Source] = set()
         """Of a step that is only followed, the lines that read what the captured one has made."""
+        self.read_again: list[ReadAgain] = []
+        """The operators that did."""
+        self.ran: list[Call] = []
+        """What ran, with what only moved weights."""
         self._captured: StepRecorder | None = None
         self._between, self._names, self._returned, self._ended = between, names, returned, ended
         self._held: dict[str, weakref.ref[torch.Tensor]] = {}
@@ -81,7 +86,7 @@ class StepRecorder(Recorder):
 
     def forget(self) -> None:
         """Keep nothing until Python collects garbage: there is a copy of all that was written."""
-        self._names, self.run.ended = dict, None
+        self._names, self.run.ended, self.ran = dict, None, []
         self.begin()
 
     def follow(self, captured: StepRecorder | None) -> None:
@@ -106,36 +111,35 @@ class StepRecorder(Recorder):
         recording, memory_of = self.recording, self.values.memories.of
         self._settled_at = self._seen = len(recording.calls)
         self._moves: dict[int | None, int | None] = {}
-        self._away: dict[int | None, Value] = {}
         recording.settled = {
             value: recording.snapshots.get(value, tensor.detach())
             for value, tensor in recording.externals.items()
             if value not in recording.replaced and value.memory == memory_of(tensor)
         }
 
-    def _put_away(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
-        """The inputs that were moved after the update and that the operator reads, if through a view."""
-        settled, ids, memory_of = self.recording.settled, self.values.ids, self.values.memories.of
-        found = []
-        for t in tree_leaves((args, kwargs)):
-            if not isinstance(t, torch.Tensor):
-                continue
-            memory, value = memory_of(t), ids.get(t)
-            if value in settled and value.memory != memory and self._is_moved(value, memory):
-                self._away[memory] = value
-            if memory in self._away:
-                found.append(self._away[memory])
-        return found
+    def _follow_moves(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let what reads an input that was moved after the update read the copy. One whose copy, or whose old memory, is
+        written to is another one than the next step's update leaves: it counts as replaced."""
+        recording, memory_of = self.recording, self.values.memories.of
+        self._note_moves()
+        if not self._moves:
+            return
+        there = {value: memory_of(recording.externals[value]) for value in recording.settled}
+        moved = {value: at for value, at in there.items() if value.memory != at and self._moves.get(at) == value.memory}
+        self.values.copies = set(moved.values())
+        written = set(map(memory_of, written_by(func, args, kwargs))) if facts_of(func).may_write else set()
+        for value, at in moved.items():
+            if not written.isdisjoint((at, value.memory)):
+                del recording.settled[value]
 
-    def _is_moved(self, value: Value, memory: int | None) -> bool:
-        """Whether what an input holds now is a mere copy of what it held when the update had ended."""
+    def _note_moves(self) -> None:
+        """Note what was copied since the update had ended."""
         calls = self.recording.calls
         for call in calls[self._seen :]:
             if call.func in _MOVES and (read := list(call.reads())):
                 source = read[0].memory
                 self._moves |= {made.memory: source for made in call.out_values()}
         self._seen = len(calls)
-        return memory in self._moves and self._moves[memory] == value.memory
 
     def _leave_out_moves(self) -> None:
         """Leave out what moved inputs to where they lie now, if nothing else reads it. Those that were given other data are
@@ -143,7 +147,8 @@ class StepRecorder(Recorder):
         recording, memory_of = self.recording, self.values.memories.of
         there = {value: memory_of(recording.externals[value]) for value in recording.settled}
         there = {value: memory for value, memory in there.items() if value.memory != memory}
-        moved = {memory for value, memory in there.items() if self._is_moved(value, memory)}
+        self._note_moves()
+        moved = {memory for value, memory in there.items() if self._moves.get(memory) == value.memory}
         for value, memory in there.items():
             if memory not in moved:
                 del recording.settled[value]
@@ -152,21 +157,23 @@ class StepRecorder(Recorder):
         made = {id(c) for c in tail if any(v.memory in moved and v.base not in read for v in c.out_values())}
         recording.calls[self._settled_at :] = [call for call in tail if id(call) not in made]
 
-    def has_made(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is of this step's making, and no gradient that it leaves."""
+    def made(self, tensor: torch.Tensor) -> Value | None:
+        """What the tensor is, if it is of this step's making, and no gradient that it leaves."""
         value = self.values.value_of(tensor)
         known = self.recording.externals
-        return value is not None and value.base not in known and value not in self.recording.gradients.values()
+        is_made = value is not None and value.base not in known and value not in self.recording.gradients.values()
+        return value if is_made else None
 
     def end(self) -> None:
         """The step is over: note who is who while its tensors are there."""
         if self.stage != "after":
             return
         self.stage, self.unsure = "done", self.unsure or self._between.unsure
+        waiting = set(map(id, self._waiting))
         if self.ops is None:
+            self.ran = [call for call in self.recording.calls if id(call) not in waiting]
             # Before what waits is dropped: the copy of a frozen weight may be among it.
             self.shield.note(self._leave_out_moves)
-        waiting = set(map(id, self._waiting))
         noted: list[Any] = self.recording.calls if self.ops is None else self.ops
         noted[:] = [one for one in noted if id(one) not in waiting]
         if self.ops is None:
@@ -194,14 +201,20 @@ class StepRecorder(Recorder):
         if self.ops is not None:
             # A backward's operators have the lines of their forward twins, which are not known of this step.
             source = None if is_in_engine() else user_source()
-            if self._captured is not None and source is not None and source not in self.carried:
-                given = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-                self.carried |= {source} if any(map(self._captured.has_made, given)) else set()
-            return self._followed(noted_op(func, args, kwargs, source))
+            op = noted_op(func, args, kwargs, source)
+            if source is not None:
+                self._note_read_again(op, [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)])
+            return self._followed(op)
         call = super()._noted(func, args, kwargs)
         if call is not None:
             self._may_wait(call)
         return call
+
+    def _note_read_again(self, op: StepOp, given: list[torch.Tensor]) -> None:
+        found = [] if self._captured is None else [(at, self._captured.made(t)) for at, t in enumerate(given)]
+        again = [(op, at, value) for at, value in found if value is not None]
+        self.read_again += again
+        self.carried |= {op.source for op, _, _ in again if op.source is not None}
 
     def _is_loading(self) -> bool:
         """Whether a batch is being fetched: what a `DataLoader` yields is data, whichever step it is for."""
@@ -220,13 +233,8 @@ class StepRecorder(Recorder):
         """Whether the operator that is about to run is noted, once it is known to which step it belongs."""
         if self.stage == "step":
             return True
-        if self.stage == "after" and self.ops is None and (away := self._put_away(args, kwargs)):
-            if not facts_of(func).may_write:
-                if not facts_of(func).is_view:  # the loop is over
-                    self.end()
-                return False
-            for value in away:  # an average of what was moved is the step's
-                self.recording.settled.pop(value, None)
+        if self.stage == "after" and self.ops is None:
+            self._follow_moves(func, args, kwargs)
         verdict = self._between.verdict_on(self, func, args, kwargs, bool(self.modules.current().kind))
         noted, one = self.head if self.stage == "before" else self.tail, (str(func), user_source())
         if verdict == "waiting":

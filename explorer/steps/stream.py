@@ -38,6 +38,10 @@ class StepOp:
         """Whether the two may be one operator of two steps: those that no line is known of count by what they are."""
         return self.func is other.func and (None in (self.source, other.source) or self.source == other.source)
 
+    def reads(self) -> int:
+        """How many tensors it reads."""
+        return sum(isinstance(one, Shape) for one in tree_leaves((self.args, self.kwargs)))
+
     def reads_tensors(self) -> bool:
         """Whether it reads a tensor of more than one number."""
         given = tree_leaves((self.args, self.kwargs))

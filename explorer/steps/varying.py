@@ -111,6 +111,13 @@ def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: boo
     return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors)
 
 
+def paired(captured: Sequence[StepOp], other: Sequence[StepOp]) -> Iterator[tuple[int, int]]:
+    """The positions of the operators that both steps run."""
+    for mine, theirs in _aligned(captured, other):
+        if len(mine) == len(theirs):
+            yield from zip(mine, theirs, strict=True)
+
+
 def _aligned(captured: Sequence[StepOp], other: Sequence[StepOp]) -> Iterator[tuple[range, range]]:
     """Pairs of ranges: of equal lengths where the steps run the same operators, of others where they do not."""
     same = _same_length(captured, other)

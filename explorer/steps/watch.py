@@ -23,6 +23,7 @@ from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.run import Run
 from tracefuse.recording.shield import Shield
 from tracefuse.steps.between import Between, held_by
+from tracefuse.steps.carried import note_carried
 from tracefuse.steps.mode_stack import leave
 from tracefuse.steps.periods import UpdateSequence
 from tracefuse.steps.recorder import StepRecorder
@@ -226,9 +227,13 @@ class StepWatch:
         if ops is not None:
             self._watched[span] = _Watched(len(ops), self._difference(ops, recorder.is_last))
             self._carried |= recorder.carried
+            if self._captured is not None:
+                captured = self._captured
+                again = captured.recording, captured.ran, self._ops, ops, recorder.read_again
+                self._comparing.note(note_carried, *again)
             return
         before, self._captured = self._captured, recorder
-        earlier, self._ops = self._ops, [noted_call(call) for call in recorder.recording.calls]
+        earlier, self._ops = self._ops, [noted_call(call) for call in recorder.ran]
         if before is not None:
             self._forget(before)
             self._watched[before.first, before.end_update] = _Watched(len(earlier), self._difference(earlier))

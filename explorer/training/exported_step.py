@@ -171,18 +171,22 @@ class Bound:
 
     def __init__(self, models, optimizers, others):
         self.models, self.optimizers, self.others = models, optimizers, others
-        self.state = []
+        self.state, self.there = [], []
         self.made = {}
 
     def is_current(self):
         now = [part for one in self.optimizers for part in (one.state, one.param_groups)]
-        return len(now) == len(self.state) and all(a is b for a, b in zip(now, self.state, strict=True))
+        is_same = len(now) == len(self.state) and all(a is b for a, b in zip(now, self.state, strict=True))
+        return is_same and all(held.get(key) is tensor for held, key, tensor in self.there)
 
     def groups(self):
         return [one.param_groups for one in self.optimizers]
 
     def tensors(self):
         self.state = [part for one in self.optimizers for part in (one.state, one.param_groups)]
+        parts = [part for model in self.models for part in model.modules()]
+        held = [one for part in parts for one in (part._parameters, part._buffers)]
+        self.there = [(one, key, tensor) for one in held for key, tensor in one.items() if tensor is not None]
         named = {}
         for model in reversed(self.models):
             named |= dict(model.named_buffers(remove_duplicate=False))

@@ -1,7 +1,7 @@
 """A compiled step on the very model and optimizers that were captured.
 
-Parameters and buffers are the captured objects. State is found through the optimizers, which make new tensors when a
-checkpoint is loaded.
+Parameters are the captured objects. Buffers are what their modules have now, which may put new ones there. State is found
+through the optimizers, which make new tensors when a checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ class Live:
         self._steps = optimizers_of(update)
         self._state = {name: (at, *found) for at, step in enumerate(self._steps) for name, found in step.state.items()}
         self._rates = rates_of(update)
+        self._slots = {**joint.slots, **update.slots}
+        self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
+        self._there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._known: list[Any] = []
         self._told: set[str] = set()
 
@@ -65,8 +68,9 @@ class Live:
                 warnings.warn(told, stacklevel=4)
 
     def is_current(self) -> bool:
-        """Whether no checkpoint was loaded since: that gives an optimizer another state."""
-        return all(one is other for one, other in zip(self._parts(), self._known, strict=True))
+        """Whether no checkpoint was loaded since, which gives an optimizer another state, and modules have what they had."""
+        is_same = all(one is other for one, other in zip(self._parts(), self._known, strict=True))
+        return is_same and all(held.get(key) is tensor for held, key, tensor in self._there)
 
     def groups(self) -> list[list[dict[str, Any]]]:
         return [optimizer.param_groups for optimizer in self._optimizers()]
@@ -74,6 +78,7 @@ class Live:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the step by name, but for data."""
         self._known = self._parts()
+        self._follow_modules()
         optimizers = self._optimizers()
         for name, (at, key, owner) in self._state.items():
             if owner is not None:
@@ -84,6 +89,24 @@ class Live:
             if isinstance(rate, torch.Tensor) and (rate.dtype, rate.device) == _type(self._tensors[name]):
                 self._tensors[name] = rate
         return self._tensors
+
+    def _follow_modules(self) -> None:
+        """Find buffers where their modules have them. Raises `ExportError` where a module has another parameter, which no
+        optimizer knows, or has the buffer no more."""
+        self._there = []
+        for name, slot in self._slots.items():
+            held = slot.held_in()
+            if held is None:  # the module is gone, and its tensors are the step's alone
+                continue
+            there = held.get(slot.key)
+            if there is None or (slot.kind == "parameter" and there is not self._tensors[name]):
+                is_other = "has another tensor" if there is not None else "has none"
+                raise ExportError(
+                    f"the module that had {self._called[name]} when the step was captured {is_other} there now: write to the "
+                    "one that it had (`with torch.no_grad(): kept.copy_(new)`), or capture the step again"
+                )
+            self._tensors[name] = there
+            self._there.append((held, slot.key, there))
 
     def _parts(self) -> list[Any]:
         return [part for one in self._optimizers() for part in (one.state, one.param_groups)]

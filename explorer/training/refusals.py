@@ -57,6 +57,7 @@ def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Step
         _check_between(steps)
         _check_carried(steps, update)
         _check_state(steps, joint)
+        _check_left(joint, update)
     _check_read(joint, update)
 
 
@@ -141,6 +142,26 @@ def _check_between(steps: Steps) -> None:
             f"{steps.unsure} writes to tensors between two updates, and one line of the program calls it and the optimizer in "
             "turn, so that nothing tells whether it ends a step or begins the next: call the two in lines of their own."
         )
+
+
+def _check_left(joint: Optimised, update: Optimised) -> None:
+    """A tensor that one step puts in the place of another, and the next one reads: of a module's buffer that is known where it
+    is, and what a model is given is an input of the step. What no trace has any more, such as an average that a list holds, is
+    something that stays where it adds to what was there, and is more than a number that is logged."""
+    kinds = {i.name: i.kind for i in (*joint.program.trace.inputs, *update.program.trace.inputs)}
+    sources = {i.name: i.source for i in (*joint.program.trace.inputs, *update.program.trace.inputs)}
+    given = {i.name for i in joint.program.trace.inputs if i.kind == "input"}
+    for one in joint.program.carried:
+        kind = kinds.get(one.name, "")
+        is_lost = not one.name and one.adds and not one.of_one
+        is_kept = kind in ("parameter", "buffer", "state") or (kind == "input" and not one.of_one)
+        if one.name not in given and (is_lost or is_kept):
+            what = f"{sources[one.name]}, in whose place" if kind else "a tensor that no module has, in whose place"
+            raise ExportError(
+                f"the step reads {what} the step before has put another one{where(one.source)}, and a compiled step finds and "
+                "writes only tensors that stay: make it once, before the loop, and write to it (`with torch.no_grad(): "
+                "kept.copy_(new)`)."
+            )
 
 
 def _check_carried(steps: Steps, update: Optimised) -> None:

@@ -84,14 +84,16 @@ def captured(loop: Loop, data: list[list[Tensor]]) -> Any:
     return c.optimize()
 
 
-def check(kind: type[Loop]) -> None:
+def check(kind: type[Loop], further: int = 1) -> None:
+    """Ten compiled steps after as many eager ones as a capture of step `n` sees, which is `further` ones."""
     eager, ours = kind(), kind()
-    data = data_of(ours.n + 11, ours.micro)
-    step = captured(ours, data[: ours.n + 1]).compile()
-    for batch in data[: ours.n + 1]:
+    seen = ours.n + further
+    data = data_of(seen + 10, ours.micro)
+    step = captured(ours, data[:seen]).compile()
+    for batch in data[:seen]:
         eager.step(*batch)
         eager.between()
-    for batch in data[ours.n + 1 :]:
+    for batch in data[seen:]:
         step(*batch)
         ours.between()
         eager.step(*batch)

@@ -1,0 +1,37 @@
+"""What one step leaves to the next otherwise than by writing to what was there: tensors that it made, and the next one
+read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracefuse.recording.calls import Call, Carried, Recording, Value
+from tracefuse.steps.stream import StepOp
+from tracefuse.steps.varying import paired
+
+ReadAgain = tuple[StepOp, int, Value]
+"""An operator of the next step, the place among the tensors that it reads, and what of the captured step was there."""
+
+
+def note_carried(
+    recording: Recording,
+    ran: Sequence[Call],
+    captured: Sequence[StepOp],
+    other: Sequence[StepOp],
+    again: Sequence[ReadAgain],
+) -> None:
+    """Note in the `recording` of the captured step, where `ran` is the operators that it is made of, in whose place the other
+    one has read what it made."""
+    if not again:
+        return
+    twins = {id(other[there]): ran[at] for at, there in paired(captured, other)}
+    for op, at, made in again:
+        twin = twins.get(id(op))
+        reads = [] if twin is None else twin.reads()
+        if len(reads) == op.reads() and (read := _external(reads[at], recording)) is not None:
+            recording.carried.setdefault(read, Carried(made, op.source))
+
+
+def _external(read: Value, recording: Recording) -> Value | None:
+    """What the program read from outside there, if through a view."""
+    return next((one for one in (read, read.base) if one in recording.externals), None)

@@ -1,0 +1,314 @@
+"""Tensors that a step puts in the place of others, instead of writing to them.
+
+Modules' buffers are followed, and all else is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from whole_step_loops import NEAR, Loop, captured, check, data_of, network
+
+from tracefuse.errors import CaptureError, ExportError
+
+
+class Behind(Loop):
+    """A buffer that batch norm writes to, and that is replaced behind the update."""
+
+    def after(self) -> None:
+        norm: Any = self.model[1]
+        norm.running_mean = norm.running_mean * 0.5
+
+
+class Cloned(Loop):
+    def after(self) -> None:
+        norm: Any = self.model[1]
+        norm.running_mean = norm.running_mean.clone()
+
+
+class BeforeBackward(Loop):
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss, norm = super().loss(x, y), self.model[1]
+        norm.running_mean = norm.running_mean * 0.5  # type: ignore[assignment, operator]
+        return loss
+
+
+class Centred(nn.Module):
+    """An average of what comes in, made anew in each forward."""
+
+    center: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(width, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.center = self.center * 0.9 + x.detach().mean(0) * 0.1
+        return x - self.center
+
+
+class InForward(Loop):
+    def prepare(self) -> None:
+        self.model[1] = Centred(6)
+
+
+class Recurrent(Loop):
+    """A state that one forward leaves to the next."""
+
+    class Network(nn.Module):
+        state: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(4, 3).double()
+            self.register_buffer("state", torch.zeros(5, 3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.cell(x, self.state)
+            self.state = made.detach()
+            return made
+
+    def prepare(self) -> None:
+        self.model = self.Network()  # type: ignore[assignment]
+
+
+class Unread(Loop):
+    """Read behind the update alone."""
+
+    def prepare(self) -> None:
+        self.model[3].register_buffer("average", torch.zeros(3, dtype=torch.float64))
+
+    def after(self) -> None:
+        last: Any = self.model[3]
+        last.average = last.average * 0.9 + last.bias.detach() * 0.1
+
+
+class TwoOfOneName(InForward):
+    """Teacher and student: their buffers have the same names."""
+
+    def more(self) -> None:
+        self.teacher = copy.deepcopy(self.model).requires_grad_(False)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.model(x), y) + F.mse_loss(self.model(x), self.teacher(2 * x))
+
+
+@pytest.mark.parametrize(
+    "kind", [Behind, Cloned, BeforeBackward, InForward, Recurrent, Unread, TwoOfOneName], ids=lambda k: k.__name__
+)
+def test_a_buffer_that_is_replaced_is_followed(kind: type[Loop]) -> None:
+    check(kind)
+
+
+@pytest.mark.parametrize("is_exported", [False, True], ids=["compiled", "exported"])
+def test_a_buffer_that_is_replaced_between_two_calls_is_followed(is_exported: bool, tmp_path: Path) -> None:
+    ours, eager, data = InForward(), InForward(), data_of(10)
+    variant = captured(ours, data[:5])
+    step = bound(variant.exported, ours, tmp_path) if is_exported else variant.compile()
+    for batch in data[:5]:
+        eager.step(*batch)
+    for at, batch in enumerate(data[5:]):
+        step(*batch)
+        eager.step(*batch)
+        if at == 2:
+            for loop in (ours, eager):
+                loop.model[1].center = loop.model[1].center * 0.5  # type: ignore[assignment, operator]
+    mine, theirs = ours.left(), eager.left()
+    assert max(float((mine[key] - theirs[key]).abs().max()) for key in theirs) < NEAR
+
+
+def bound(source: str, loop: Loop, folder: Path) -> Any:
+    (folder / "step.py").write_text(source)
+    spec = importlib.util.spec_from_file_location("a_step_with_buffers", folder / "step.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.bind(loop.model, loop.opt)
+
+
+# --- weights that are moved behind the update -------------------------------------------------------------------------
+
+
+class Moved(Loop):
+    """Weights that are copied elsewhere after each update, and read there, before an average of buffers."""
+
+    reads = True
+
+    def more(self) -> None:
+        self.average = copy.deepcopy(self.model)
+
+    def after(self) -> None:
+        for one in self.moved():
+            one.data = one.data.clone()
+        if self.reads:
+            sum(one.detach().norm() for one in self.moved())
+        with torch.no_grad():
+            for mine, new in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                mine.copy_(new)
+
+    def moved(self) -> list[Tensor]:
+        return list(self.model.parameters())
+
+
+class MovedUnread(Moved):
+    reads = False
+
+
+class MovedBuffers(Moved):
+    def moved(self) -> list[Tensor]:
+        return [one for one in self.model.buffers() if one.is_floating_point()]
+
+
+class MovedAndWritten(Moved):
+    """What is written to the copy, or to the old memory, is no part of what an update leaves."""
+
+    def after(self) -> None:
+        old = [one.data for one in self.moved()]
+        super().after()
+        for one in old:
+            one.mul_(0.9)
+
+
+@pytest.mark.parametrize("kind", [Moved, MovedUnread, MovedBuffers], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("further", [1, 3])
+def test_what_is_written_after_a_moved_weight_was_read_is_of_the_step(kind: type[Loop], further: int) -> None:
+    check(kind, further)
+
+
+def test_a_write_to_memory_that_a_moved_weight_has_left_is_refused() -> None:
+    with pytest.raises(CaptureError, match="gives one of its inputs new data"):
+        captured(MovedAndWritten(), data_of(6)).compile()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+class AveragedInList(Loop):
+    def more(self) -> None:
+        self.average = [p.detach().clone() for p in self.model.parameters()]
+
+    def after(self) -> None:
+        pairs = zip(self.average, self.model.parameters(), strict=True)
+        self.average = [0.9 * mine + 0.1 * new.detach() for mine, new in pairs]
+
+
+class AveragedInDict(Loop):
+    def more(self) -> None:
+        self.average = {name: one.clone() for name, one in self.model.state_dict().items()}
+
+    def after(self) -> None:
+        for name, new in self.model.state_dict().items():
+            self.average[name] = self.average[name] * 0.9 + new * 0.1
+
+
+class AveragedData(Loop):
+    def more(self) -> None:
+        self.average = copy.deepcopy(self.model)
+
+    def after(self) -> None:
+        for mine, new in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            mine.data = mine.data * 0.9 + new.data * 0.1
+
+
+class AveragedBuffers(AveragedData):
+    def after(self) -> None:
+        mine, new = self.average[1], self.model[1]
+        mine.running_mean = mine.running_mean * 0.9 + new.running_mean * 0.1  # type: ignore[assignment, operator]
+
+
+class StateReplaced(Loop):
+    def after(self) -> None:
+        for entries in self.opt.state.values():
+            entries["exp_avg"] = entries["exp_avg"] * 0.5
+
+
+class ParameterReplaced(Loop):
+    def after(self) -> None:
+        last: Any = self.model[3]
+        last.bias = nn.Parameter(last.bias.detach() * 0.9)
+
+
+class Confusion(Loop):
+    """A count that the loss does not read."""
+
+    def more(self) -> None:
+        self.seen = torch.zeros(3, dtype=torch.float64)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        out = self.model(x)
+        self.seen = self.seen + F.one_hot(out.argmax(1), 3).double().sum(0)
+        return F.mse_loss(out, y)
+
+
+REFUSED = {
+    AveragedInList: r"no module has.* for mine, new in pairs\]",
+    AveragedInDict: r"no module has.*\* 0\.9 \+ new \* 0\.1",
+    AveragedData: r"no module has.*mine\.data = ",
+    AveragedBuffers: r"no module has.*mine\.running_mean = ",
+    StateReplaced: r"exp_avg of 0\.weight.*self\.opt\.step\(\)",
+    ParameterReplaced: r"3\.bias",
+    Confusion: r"no module has.*self\.seen = self\.seen \+ ",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda k: k.__name__)
+def test_what_else_is_replaced_is_refused_with_its_line(kind: type[Loop]) -> None:
+    with pytest.raises(ExportError, match=rf"{REFUSED[kind]}.*kept\.copy_\(new\)"):
+        captured(kind(), data_of(6)).compile()
+
+
+def test_writing_to_what_stays_is_the_remedy() -> None:
+    class InPlace(AveragedInList):
+        def after(self) -> None:
+            for mine, new in zip(self.average, self.model.parameters(), strict=True):
+                mine.copy_(0.9 * mine + 0.1 * new.detach())
+
+        def left(self) -> dict[str, Tensor]:
+            return super().left() | {f"average {at}": one for at, one in enumerate(self.average)}
+
+    check(InPlace)
+
+
+def test_what_is_only_logged_is_not_refused() -> None:
+    """A running loss is a number, and the features of the step before add to nothing."""
+
+    class Logged(Loop):
+        def more(self) -> None:
+            self.total, self.last, self.log = torch.zeros(()).double(), torch.zeros(5, 3).double(), []  # type: ignore[var-annotated]
+
+        def loss(self, x: Tensor, y: Tensor) -> Tensor:
+            out = self.model(x)
+            loss = F.mse_loss(out, y)
+            self.total = self.total + loss.detach()
+            self.log.append((out.detach() - self.last).norm())
+            self.last = out.detach()
+            return loss
+
+        def left(self) -> dict[str, Tensor]:
+            return {name: one for name, one in super().left().items() if name not in ("total", "last")}
+
+    check(Logged)
+
+
+def test_a_parameter_that_is_replaced_later_is_refused_when_the_step_is_called() -> None:
+    loop, data = Loop(), data_of(6)
+    step = captured(loop, data[:5]).compile()
+    last: Any = loop.model[3]
+    last.bias = nn.Parameter(last.bias.detach().clone())
+    with pytest.raises(ExportError, match=r"the module that had 3\.bias .* has another tensor there now"):
+        step(*data[5])
+
+
+def test_the_step_of_a_model_that_is_gone_runs_on() -> None:
+    loop, data = Loop(), data_of(6)
+    step = captured(loop, data[:5]).compile()
+    loop.model = network(4, 6, 3)
+    assert step(*data[5]).isfinite()
