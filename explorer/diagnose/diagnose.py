@@ -34,7 +34,7 @@ from tracefuse.diagnose.kept import kept_for_nothing
 from tracefuse.diagnose.modes import matmuls_without_tf32, modes_that_slow
 from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
-from tracefuse.diagnose.update import optimizers_op_by_op, share_of_the_update
+from tracefuse.diagnose.update import counts_in_python, optimizers_op_by_op, share_of_the_update
 from tracefuse.findings.finding import IN_LIBRARY, Case, Detector, Finding, Fix
 from tracefuse.findings.ignored import ignored_text, parted
 from tracefuse.findings.kinds import KINDS
@@ -105,8 +105,9 @@ def findings(variant: Switched, times: OpTimes, captured: OpTimes) -> Findings:
     if variant.config == variant.baseline.config:
         return ran
     of_update = () if variant.update is None else variant.update.passes
+    stays = bool(counts_in_python(variant.program))
     mended = frozenset(one.id for one in ran if _mending(one, variant.config))
-    return beside(ran, _diagnosed(variant, times, mended), variant.config, variant.passes, of_update)
+    return beside(ran, _diagnosed(variant, times, mended), variant.config, variant.passes, of_update, stays)
 
 
 def _diagnosed(variant: Switched, times: OpTimes, ids: frozenset[str]) -> Findings:
@@ -129,20 +130,24 @@ def _case(variant: Switched, times: OpTimes) -> Case:
 
 
 def beside(
-    ran: Findings, left: Findings, config: Config, steps: Sequence[PassRecord], of_update: Sequence[PassRecord] = ()
+    ran: Findings,
+    left: Findings,
+    config: Config,
+    steps: Sequence[PassRecord],
+    of_update: Sequence[PassRecord] = (),
+    stays: bool = False,
 ) -> Findings:
     """The findings of the program as it ran, each with what the passes of a configuration make of it: `left` are the findings
-    of the trace that `steps` made, and of the step's update, which `of_update` made."""
+    of the trace that `steps` made, and of the step's update, which `of_update` made. An update `stays` of which no later step
+    could be compiled."""
     updates = {node.name for node in of_update[0].before.ops} if of_update else set()
-    told = [
-        _beside(
-            one,
-            left,
-            config,
-            *((steps, "v.passes") if updates.isdisjoint(one.values) else (of_update, "v.update.passes")),
-        )
-        for one in ran
-    ]
+
+    def told_of(one: Finding) -> Finding:
+        if updates.isdisjoint(one.values):
+            return _beside(one, left, config, steps, "v.passes")
+        return one if stays else _beside(one, left, config, of_update, "v.update.passes")
+
+    told = [told_of(one) for one in ran]
     return Findings([*told, *ran.below], ran.provenance, ignored=ran.ignored)
 
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from tracefuse.assembly.program import Stepped
+from tracefuse.assembly.program import CapturedProgram, Stepped
 from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Fix, Severity
 from tracefuse.measure.launches import HOST_US, MEASURED
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin
 from tracefuse.text import counted, share_text, time_text
+from tracefuse.training.refusals import remedy
 
 MOST_LINES = 3  # of the update that are told with their shares
 _LESS_STILL = "accumulate gradients over more micro-batches, or keep less state for each parameter"
@@ -23,11 +24,20 @@ _LESS = (
 )
 
 
+def counts_in_python(program: CapturedProgram) -> tuple[Stepped, ...]:
+    """The optimizers whose update is made for a number that they read of a tensor, such as a count of steps: no later step
+    can be run by it, so that passes mend nothing of it in training."""
+    stepped = () if program.update is None else program.update.stepped
+    read = [one for one in program.guards if one.in_optimizer and one.decides and not isinstance(one.value, bool)]
+    return tuple(step for step in stepped if any(one.source == step.source for one in read))
+
+
 def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
     """Optimizers that read and write each tensor once for each op: one after another, or list by list."""
     update = case.of_update
     if update is None:
         return
+    counting = counts_in_python(case.program)
     for step in case.program.update.stepped if case.program.update is not None else ():
         nodes = [n for n in update.trace.ops if _is_op(n) and origin(n).source == step.source]
         called = [op_name(n) for n in nodes]
@@ -55,9 +65,9 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
             ),
             nodes,
             nodes[0],
-            _fix(step, by_lists, _where(update.trace)),
+            _uncompiled(step) if step in counting else _fix(step, by_lists, _where(update.trace)),
             spared_us,
-            {"optimizer_step": True},
+            None if step in counting else {"optimizer_step": True},
             f"{{}}; the host launches {len(nodes)} ops, {time_text(launches)}: {MEASURED}",
         )
 
@@ -87,6 +97,14 @@ def _fix(step: Stepped, by_lists: bool, where: str) -> str:
         return f"make {step.kind} with `fused=True`, or {passes}"
     lists = "; `foreach=True`, the default on a GPU, spares launches, and no bytes"
     return passes + (lists if "foreach" in options and not by_lists else "")
+
+
+def _uncompiled(step: Stepped) -> str:
+    return f"{remedy('', step.source, [step])}; as it is, no pass mends it: {_not_followed(step)}"
+
+
+def _not_followed(step: Stepped) -> str:
+    return f"a compiled step cannot follow the count of steps that {step.kind} reads on the host"
 
 
 def _gains_by_fusing(step: Stepped, captured: Trace) -> bool:
@@ -128,8 +146,11 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     by_time = sorted(grouped(nodes, line_of).items(), key=lambda one: -case.us(one[1]))
     stepped = case.program.update.stepped if case.program.update is not None else ()
     fused = {origin(n).source for n in nodes if op_name(n).startswith("aten._fused_")}
+    counting = counts_in_python(case.program)
     is_fused = bool(stepped) and all(step.source in fused for step in stepped)
-    unfused = dict.fromkeys(one.kind for one in stepped if _gains_by_fusing(one, case.program.update.trace))
+    captured = case.trace if case.program.update is None else case.program.update.trace
+    gains = [one for one in stepped if _gains_by_fusing(one, captured) or (one in counting and "fused" in _options(one))]
+    unfused = dict.fromkeys(one.kind for one in gains)
     first = f"make {' and '.join(unfused)} with `fused=True`, " if unfused else ""
     steps = {str(step.source) for step in stepped}
     at = next((line for line, _ in by_time if line in steps), by_time[0][0])
@@ -139,13 +160,19 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     yield from case.finding(
         "update-share",
         severity,
-        f"the update{f' of {kinds}' if kinds else ''} takes {share_text(us, case.step_us)} of the step, {case.times.kind}",
+        f"the update{f' of {kinds}' if kinds else ''} takes a large part of the step",
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
         nodes,
         at,
-        first + (_LESS.format(_where(case.trace)) if all(map(_is_op, nodes)) else _LESS_STILL),
+        first + _less(case, nodes, counting),
         us,
-        {"optimizer_step": True},
+        None if counting else {"optimizer_step": True},
         "part of {}",
-        fixes=_in_one_launch(case, nodes),
+        fixes=() if counting else _in_one_launch(case, nodes),
     )
+
+
+def _less(case: Case, nodes: Sequence[fx.Node], counting: Sequence[Stepped]) -> str:
+    if counting:
+        return f"{_LESS_STILL}; as it is, no pass mends it: {_not_followed(counting[0])}"
+    return _LESS.format(_where(case.trace)) if all(map(_is_op, nodes)) else _LESS_STILL

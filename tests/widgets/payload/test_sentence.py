@@ -73,6 +73,11 @@ def needs(shown: dict[str, Any]) -> dict[str, str]:
     return {one["name"]: one["needs"] for one in shown["passes"]}
 
 
+def step_us(shown: dict[str, Any]) -> float:
+    parts = ("forward_us", "backward_us", "update_us")
+    return sum(row[part][1] for row in shown["layers"] for part in parts)
+
+
 # --- the sentence -----------------------------------------------------------------------------------------------------
 
 
@@ -83,9 +88,13 @@ def test_it_says_what_a_step_takes_and_where() -> None:
     assert said.startswith(
         f"A step takes {time_text(after)} on a GPU, measured; {time_text(before)} before the passes. "
     )
-    assert re.search(
-        r" Its backward takes \d\.\d times as long as its forward, \d+ % of that in h\.\*\.\S*[^.]+\. ", said
-    )
+    where = r" Its backward takes \d\.\d times as long as its forward; that of (h\.\*\.\S*)[^.]* takes (\d+) % of the step\. "
+    told = re.search(where, said)
+    assert told
+    # Every share of the sentence is of the step, as those of the findings behind it are.
+    rows = [row for row in shown["layers"] if re.sub(r"\d+", "*", row["path"]) == told[1]]
+    assert rows
+    assert int(told[2]) == pytest.approx(100 * sum(row["backward_us"][1] for row in rows) / step_us(shown), abs=1)
 
 
 def test_without_a_gpu_all_times_are_modelled_for_an_example() -> None:

@@ -104,7 +104,7 @@ export class LayersPanel {
     const name = h("button", { class: "tf-layers-name", onclick: () => this.open(layer), title: `${layer.path}: ${layer.type}\nshow it in the trace`, "data-testid": `tf-layer-${layer.path}` }, layer.path);
     const times = layer.modules.length > 1 && h("span", { class: "tf-badge" }, `×${layer.modules.length}`);
     const [, ...others] = this.columns;
-    return h("tr", null, h("th", { scope: "row" }, name, " ", times), others.map(([column, , align]) => h("td", { class: `${align} tf-layers-${column}`, title: column === "cause" ? alternative(layer) : null }, ...cells[column])));
+    return h("tr", null, h("th", { scope: "row" }, name, " ", times), others.map(([column, , align]) => h("td", { class: `${align} tf-layers-${column}`, title: column === "cause" ? alternative(layer) : column === "type" ? layer.type : null }, ...cells[column])));
   }
 
   /** Select the op that takes most in it, and show the tree there. @param {Layer} layer */

@@ -136,7 +136,7 @@ export function sorted(rows, column, descending) {
   });
 }
 
-/** "Backward is 2.3× forward; head takes 38 % of it (matmul)." @param {Layer[]} rows */
+/** "Backward is 2.3× forward; that of head takes 25 % of the step (matmul)." @param {Layer[]} rows */
 export function answer(rows) {
   const total = (/** @type {"forward" | "backward"} */ of) => rows.reduce((sum, row) => sum + row[of][1], 0);
   const [forward, backward] = [total("forward"), total("backward")];
@@ -145,7 +145,8 @@ export function answer(rows) {
   const odd = outOfLine(rows);
   const cause = most.cause && ` (${most.cause.replace(/ \d+ %$/, "")})`;
   const out = odd ? ` ${odd === most ? "That" : named(odd)} is out of line as captured: ${over(odd)}× its forward, its matmuls ${short(expected(odd, 0))}×.` : "";
-  const share = `${named(most)} takes ${Math.round((100 * most.backward[1]) / backward)} % of it${cause}.${out}`;
+  const step = rows.reduce((sum, row) => sum + stepTime(row), 0);
+  const share = `that of ${named(most)} takes ${Math.round((100 * most.backward[1]) / step)} % of the step${cause}.${out}`;
   return forward === 0 ? `All of the step is backward; ${share}` : `Backward is ${(backward / forward).toFixed(1)}× forward; ${share}`;
 }
 

@@ -41,7 +41,7 @@ test("sorting is by number, names by their digits, either way", () => {
 });
 
 test("one sentence says the answer", () => {
-  assert.equal(answer(folded(rows)), "Backward is 1.9× forward; h.*.up ×3 takes 80 % of it (matmul).");
+  assert.equal(answer(folded(rows)), "Backward is 1.9× forward; that of h.*.up ×3 takes 52 % of the step (matmul).");
   assert.equal(answer([]), "No op of this trace has a time.");
 });
 
@@ -62,6 +62,6 @@ test("a module is out of line where its ratio is well above that of its FLOPs", 
   const large = { ...one, path: "head", forward: [20, 20], backward: [40, 40] };
   assert.equal(outOfLine([large, odd]), odd);
   assert.equal(outOfLine([{ ...large, backward: [400, 400], flops: [[1, 20], [1, 20]] }, odd]), undefined, "too little to matter");
-  assert.equal(answer([large, odd]), "Backward is 2.2× forward; head takes 83 % of it (matmul). h.1.up is out of line as captured: 4.0× its forward, its matmuls 2×.");
+  assert.equal(answer([large, odd]), "Backward is 2.2× forward; that of head takes 57 % of the step (matmul). h.1.up is out of line as captured: 4.0× its forward, its matmuls 2×.");
   assert.match(answer([odd]), /That is out of line/);
 });

@@ -261,17 +261,8 @@ export class Explorer {
     this.model.set("tab", id);
     this.model.save_changes();
     this.drawTabs();
-    this.showTab();
     this.drawPanel();
     this.drawDetails();
-  }
-
-  /** Bring the open tab into sight where they do not fit; `scrollIntoView` would move the notebook too. */
-  showTab() {
-    const { tabs } = this.slots;
-    const tab = find(tabs, `tf-tab-${this.tab}`)?.getBoundingClientRect();
-    const room = tabs.getBoundingClientRect();
-    if (tab) tabs.scrollLeft += Math.max(0, tab.right - room.right) + Math.min(0, tab.left - room.left);
   }
 
   /** Open a tab and move the keyboard into its panel, to the selected value's part where there is one. @param {string} id */

@@ -105,11 +105,11 @@ export class TreePanel {
 
   /** @param {NonNullable<ReturnType<typeof slowestBackward>>} slowest @param {import("../parts/modules.js").Tree} tree */
   slowestButton({ path, us, members }, tree) {
-    const share = Math.round((100 * us) / tree.total.backward[1]);
+    const share = percent(us, time(tree.total));
     const times = members.length > 1 ? ` ×${members.length}` : "";
-    const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it: ${path}. Its own ops take ${share} % of the backward.`, "data-testid": "tf-tree-slowest" };
+    const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it: ${path}. In the backward its own ops take ${share} of the step, more than those of any other module.`, "data-testid": "tf-tree-slowest" };
     const name = path.length > 48 ? `${path.slice(0, 47)}…` : path;
-    return h("button", attributes, `▲ slowest: ${name}${times}, ${share} % of the backward`);
+    return h("button", attributes, `▲ slowest: ${name}${times}, its backward ${share} of the step`);
   }
 
   /** @param {View} view */

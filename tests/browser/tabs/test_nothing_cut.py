@@ -1,0 +1,66 @@
+"""Nothing is cut without a sign of it, and nothing lies over anything else, in any tab at any width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+from traces import captured_step
+
+from tests.browser.contrast import TABS
+from tests.browser.cut import CUT, HIDDEN_TABS, OVERLAPPING
+from tracefuse.widgets.html import write_html
+
+pytestmark = pytest.mark.browser
+WIDTHS = [800, 900, 1000, 1024, 1060, 1160, 1280, 1440]
+# What JupyterLab's fonts, or a reader's own, may be wider than those that the view was drawn with.
+WIDER = ".tf { letter-spacing: .03em; }"
+COUNTS = """() => {
+    const { payload } = state;
+    const [kernel] = payload.kernels;
+    const [note] = payload.notes.length ? payload.notes : [{ kind: "note", text: "a guard" }];
+    const [finding] = payload.findings;
+    const many = (one, key) => Array.from({ length: 128 }, (_, at) => ({ ...one, [key]: `${one[key]}_${at}` }));
+    const kernels = many(kernel, "name").map((one) => ({ ...one, ops: [] }));
+    set("payload", { ...payload, kernels, notes: many(note, "text"), findings: [...payload.findings, ...many(finding, "key")] });
+}"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole step of four layers, with an update and a clip of its gradients: all columns that the tables may have."""
+    return write_html(captured_step(4, is_clipped=True).optimize(), tmp_path_factory.mktemp("cut") / "view.html")
+
+
+@pytest.fixture(scope="module", params=WIDTHS)
+def page(request: pytest.FixtureRequest, browser: Browser, written: Path) -> Iterator[Page]:
+    opened = browser.new_page(viewport={"width": request.param, "height": 900})
+    opened.goto(written.as_uri())
+    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_no_word_is_cut_and_nothing_overlaps(page: Page, tab: str) -> None:
+    page.get_by_test_id(f"tf-tab-{tab}").click()
+    assert page.evaluate(CUT) == []
+    assert page.evaluate(OVERLAPPING) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 1100, 700])
+def test_all_tabs_are_seen_whatever_they_count(
+    browser: Browser, written: Path, go_live: Callable[[Page], None], width: int
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(written.as_uri())
+    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    go_live(page)
+    page.evaluate(COUNTS)
+    page.add_style_tag(content=WIDER)
+    assert page.evaluate(HIDDEN_TABS) == []
+    assert page.evaluate(OVERLAPPING) == []
+    page.close()
