@@ -146,3 +146,14 @@ def test_a_pool_keeps_its_places_and_not_what_it_read() -> None:
     variant = capture.optimize(remat=1.0)
     kept = {n for n in variant.trace.ops if phase(n) == "forward" and any(phase(u) == "backward" for u in n.users)}
     assert (2, 8, 16, 16) not in {tuple(n.meta["val"].shape) for n in kept if isinstance(n.meta["val"], Tensor)}
+
+
+@counted
+def test_a_pool_s_search_for_its_maxima_holds_up_no_sums() -> None:
+    """The gradient behind the pool is written once, and the sums of the batch norm before it read that."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)).double()
+    capture = _stepped(net, lambda y: y + 1, torch.randn(2, 3, 11, 11, dtype=torch.float64))
+    kernels = [n.target for n in capture.optimize().check().trace.ops if isinstance(n.target, Kernel)]
+    held = [{op.target for op in kernel.body.ops} for kernel in kernels]
+    assert any(aten.sum.dim_IntList in ops for ops in held)
+    assert not any({aten.sum.dim_IntList, aten.max_pool2d_with_indices_backward.default} <= ops for ops in held)
