@@ -233,7 +233,7 @@ class StepWatch:
                 self._comparing.note(note_carried, *again)
             return
         before, self._captured = self._captured, recorder
-        earlier, self._ops = self._ops, [noted_call(call) for call in recorder.ran]
+        earlier, self._ops = self._ops, [noted_call(call, recorder.recording.externals) for call in recorder.ran]
         if before is not None:
             self._forget(before)
             self._watched[before.first, before.end_update] = _Watched(len(earlier), self._difference(earlier))

@@ -68,7 +68,7 @@ def _batches(
     """The ends of what is prepared that a step cannot make by itself, in order: a variable holds each, or something else
     reads it."""
     carried = {str(source) for source in steps.carried} if steps else set()
-    varying = {(one.op, str(one.source or "")) for one in steps.varying if is_picking(one.op)} if steps else set()
+    varying = {(one.op, str(one.source or "")) for one in steps.varying_later if is_picking(one.op)} if steps else set()
     returned, ends = set(trace.returned), []
     unnamed = {p for entry, p in trace.input_pairs if entry.source == entry.name and _is_unnamed_data(p)}
     wanting = {p for p in unnamed if all(user in ops for user in p.users)}  # what the rest reads is an input as it is
