@@ -312,3 +312,19 @@ def test_the_step_of_a_model_that_is_gone_runs_on() -> None:
     step = captured(loop, data[:5]).compile()
     loop.model = network(4, 6, 3)
     assert step(*data[5]).isfinite()
+
+
+@pytest.mark.parametrize("what", ["1.running_mean", "exp_avg of 0.weight"])
+def test_a_tensor_that_was_moved_to_another_device_is_named_with_both_devices(what: str) -> None:
+    loop, data = Loop(), data_of(6)
+    step = captured(loop, data[:5]).compile()
+    if what == "1.running_mean":
+        norm: Any = loop.model[1]
+        norm.running_mean = norm.running_mean.to("meta")
+    else:
+        loop.opt.state[loop.model[0].weight]["exp_avg"] = torch.empty(6, 4, dtype=torch.float64, device="meta")
+        loop.opt.state = copy.copy(loop.opt.state)
+    with pytest.raises(
+        ValueError, match=rf"^{what} is on meta, and the step was captured with it on cpu: move it back"
+    ):
+        step(*data[5])
