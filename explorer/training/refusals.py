@@ -158,6 +158,12 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
     sources = {i.name: i.source for i in (*joint.program.trace.inputs, *update.program.trace.inputs)}
     given = {i.name for i in joint.program.trace.inputs if i.kind == "input"}
     for one in joint.program.carried:
+        if one.is_put:
+            raise ExportError(
+                f"the step puts a new tensor in the place of the buffer {one.name}{where(one.source)}, which it does not "
+                "read, and a compiled step writes only to tensors that it reads: write to it (`with torch.no_grad(): "
+                "kept.copy_(new)`), or keep it as a plain attribute where nobody needs it."
+            )
         kind = kinds.get(one.name, "")
         is_lost = not one.name and one.adds and not one.of_one
         is_kept = kind in ("parameter", "buffer", "state") or (kind == "input" and not one.of_one)
