@@ -105,7 +105,9 @@ class CapturedProgram:
     "gradient" and "result" are what this one returns, `outside` gives the others. `uncut` says why a program that has one is
     not cut there, and `stepped` of an update which optimizers made it.
 
-    `slots` say by name where modules keep inputs, `carried` what one step leaves to the next otherwise than by writing to it.
+    `slots` say by name where modules keep inputs, `carried` what one step leaves to the next otherwise than by writing to it,
+    and `prepared` of inputs that the program makes of data before it gives them to the model, and that no variable holds, the
+    line that makes them.
     """
 
     trace: Trace
@@ -126,6 +128,7 @@ class CapturedProgram:
     outside: Callable[[], Inputs] | None = None
     slots: Mapping[str, Slot] = field(default_factory=dict)
     carried: tuple[Carried, ...] = ()
+    prepared: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def inputs(self) -> Inputs:

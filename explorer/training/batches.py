@@ -59,7 +59,8 @@ def with_batches(program: CapturedProgram, steps: Steps | None) -> CapturedProgr
         found = [known[entry.name] for entry in cut.inputs]
         return Inputs(tuple(one for one, _ in found), tuple(one for _, one in found), program.rng_states)
 
-    return replace(program, trace=cut, read_inputs=read_inputs)
+    nameless = {name: line_of(node) for node, name in names.items() if _is_nameless(node)}
+    return replace(program, trace=cut, read_inputs=read_inputs, prepared=nameless)
 
 
 def _batches(
@@ -133,6 +134,11 @@ def _whole(part: fx.Node) -> fx.Node:
     while _is_part(node):
         node = node.all_input_nodes[0]
     return node if node.op == "placeholder" and not is_unnamed(node.name) else part
+
+
+def _is_nameless(batch: fx.Node) -> bool:
+    """Whether no variable holds a batch, nor the data that it is a part of."""
+    return not (_is_part(batch) or is_named(batch) or batch.meta.get("custom", {}).get(CALLED))
 
 
 def _is_assigned(part: fx.Node) -> bool:
