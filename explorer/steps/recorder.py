@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.origins import Source
-from tracefuse.recording.calls import Call, Value, is_in_engine
+from tracefuse.recording.calls import BATCH_NORMS, Call, Value, is_in_engine
 from tracefuse.recording.frames import is_in_loader, user_source
 from tracefuse.recording.host_reads import HostRead
 from tracefuse.recording.namespace import is_a
@@ -79,6 +79,9 @@ class StepRecorder(Recorder):
         self._given: set[int | None] = set()
         self._fresh: set[int | None] = set()
         """Of a step that is only followed, the memory that it has made."""
+        self._computed: set[int | None] = set()
+        """And the memory of what it computed in modules, in a backward or from parameters."""
+        self._is_computing = False
 
     def enter_stack(self) -> None:
         enter_below(self)
@@ -212,7 +215,7 @@ class StepRecorder(Recorder):
             # A backward's operators have the lines of their forward twins, which are not known of this step.
             source = None if is_in_engine() else user_source()
             given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            self._given = set(map(self.values.memories.of, given))
+            self._note_given(func, args, kwargs, given)
             op = noted_op(func, args, kwargs, source, source is not None and self._is_change(func, args, kwargs))
             if source is not None:
                 self._note_read_again(op, given)
@@ -229,10 +232,26 @@ class StepRecorder(Recorder):
         written = [t for t in written_by(func, args, kwargs) if t.numel() > 1]
         return any(self.values.memories.of(t) not in self._fresh for t in written)
 
+    def has_computed(self, tensor: torch.Tensor) -> bool:
+        """Whether a step that is only followed has computed the tensor in modules, in a backward or from parameters."""
+        return self.values.memories.of(tensor) in self._computed
+
+    def _note_given(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> None:
+        memory_of = self.values.memories.of
+        self._given = set(map(memory_of, given))
+        is_inside = is_in_engine() or bool(self.modules.current().kind) or any(t.requires_grad for t in given)
+        self._is_computing = is_inside or not self._given.isdisjoint(self._computed)
+        if self._is_computing:
+            statistics = args[3:5] if func in BATCH_NORMS else ()
+            written = [*written_by(func, args, kwargs), *(t for t in statistics if isinstance(t, torch.Tensor))]
+            self._computed |= set(map(memory_of, written)) - {None}
+
     def _note_fresh(self, out: Any) -> None:
         """Note the memory that an operator has made."""
         made = {self.values.memories.of(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
         self._fresh |= made - self._given
+        if self._is_computing:
+            self._computed |= made - self._given - {None}
 
     def _note_read_again(self, op: StepOp, given: list[torch.Tensor]) -> None:
         found = [] if self._captured is None else [(at, self._captured.made(t)) for at, t in enumerate(given)]

@@ -215,6 +215,25 @@ def test_a_later_step_may_validate_and_log() -> None:
     check(Alone, further=3)
 
 
+def test_what_a_step_logs_of_its_activations_behind_the_update_is_of_each_step_alike() -> None:
+    """A step that is only followed is known by what it computed too."""
+
+    class Hooked(Loop):
+        seen: Any = None
+
+        def more(self) -> None:
+            self.log: list[float] = []
+            self.model[2].register_forward_hook(lambda _, __, out: setattr(self, "seen", out.detach()))
+
+        def after(self) -> None:
+            self.log.append((self.seen.abs() > 0.9).double().mean().item())
+
+        def left(self) -> dict[str, Tensor]:
+            return {key: one for key, one in super().left().items() if key != "seen"}
+
+    check(Hooked, further=3)
+
+
 def test_an_epoch_between_two_rollouts_is_a_step_on_what_the_rollout_gave() -> None:
     ours, eager, data = Rollouts(), Rollouts(), data_of(6)
     ours.n = 5
