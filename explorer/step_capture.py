@@ -4,7 +4,7 @@
         trainer.train()
 
 Torch's own hooks on every optimizer's step tell where steps end, so that it does not matter who owns the loop. The third
-step is recorded with all its micro-batches, the fourth is followed to know what varies, and all others run as without us.
+step is recorded with all its micro-batches, the next three are followed to know what varies, and all others run as without us.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StepCapture(RecordedCapture):
         if not isinstance(n, int) or n < 1:
             raise OptionError(f"step {n!r}: steps are counted from 1: pass a whole number, such as {SHOWN}")
         super().__init__(names)
-        self._plan = Plan(n, first=n, followed=1)
+        self._plan = Plan(n, first=n)
 
     def __enter__(self) -> StepCapture:
         self._begin()

@@ -76,12 +76,13 @@ class Stepped:
 class Carried:
     """A tensor that a step reads under this name, "" where no trace has it, and in whose place the next step read another one,
     which the step had made, in the line `source`. `of_one` says whether that is a single number, `adds` whether it is computed
-    from what was there before."""
+    from what was there before. Of a buffer that nothing was seen to read (`is_put`) it is the line that made it."""
 
     name: str
     source: Source | None
     of_one: bool
     adds: bool
+    is_put: bool = False
 
 
 Replayed = Callable[["CapturedProgram"], tuple[torch.Tensor, ...]]
@@ -104,7 +105,9 @@ class CapturedProgram:
     "gradient" and "result" are what this one returns, `outside` gives the others. `uncut` says why a program that has one is
     not cut there, and `stepped` of an update which optimizers made it.
 
-    `slots` say by name where modules keep inputs, `carried` what one step leaves to the next otherwise than by writing to it.
+    `slots` say by name where modules keep inputs, `carried` what one step leaves to the next otherwise than by writing to it,
+    and `prepared` of inputs that the program makes of data before it gives them to the model, and that no variable holds, the
+    line that makes them.
     """
 
     trace: Trace
@@ -125,6 +128,7 @@ class CapturedProgram:
     outside: Callable[[], Inputs] | None = None
     slots: Mapping[str, Slot] = field(default_factory=dict)
     carried: tuple[Carried, ...] = ()
+    prepared: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def inputs(self) -> Inputs:
@@ -276,7 +280,10 @@ def captured_program(
         order=forwards_first(built.graph),
         uncut=uncut,
         slots=_slots(recorder, name_of_value),
-        carried=tuple(_carried(recorder, roles, [_names_of(one, externals) for one in parts])),
+        carried=(
+            *_carried(recorder, roles, [_names_of(one, externals) for one in parts]),
+            *_put(recorder.recording, roles),
+        ),
     )
     left = [None if value is None else ended.left.get(value) for one in parts for value in one.left]
     if update is not None:
@@ -313,6 +320,19 @@ def _carried(recorder: Recorder, roles: Roles, names: Sequence[Mapping[Value, st
             if any(one.base in reached for one in call.reads()):
                 reached |= {one.base for one in (*call.out_values(), *call.writes())}
         yield Carried(found, source, math.prod(made.shape) == 1, made.base in reached)
+
+
+def _put(recording: Recording, roles: Roles) -> Iterator[Carried]:
+    """The buffers that the program puts into modules and computes from what it reads or draws: constants stay what they
+    are."""
+    reached = {value.base for value in recording.externals} if roles.put else set[Value]()
+    for call in recording.calls if roles.put else ():
+        if call.origin.rng is not None or any(one.base in reached for one in call.reads()):
+            reached |= {one.base for one in (*call.out_values(), *call.writes())}
+    for value, path in roles.put.items():
+        made = [call for call in recording.calls if value in call.out_values()]
+        if value.base in reached and made:
+            yield Carried(path, made[-1].origin.source, math.prod(value.shape) == 1, False, True)
 
 
 def _thawed(trace: Trace, live: Sequence[torch.Tensor], recorder: Recorder, ended: Ended) -> tuple[str, ...]:

@@ -307,8 +307,8 @@ def growing_graph(recording: Recording, alive: Collection[Value]) -> Growing | N
 
 
 def growing_by_list(recording: Recording, name: str) -> Growing | None:
-    """The statement `losses.append(loss)` that adds to the list of that `name`, the one nearest to where an optimizer stepped
-    or a loss was made; None where neither file at hand has one."""
+    """The statement `losses.append(loss)` that adds to the list of that `name`, a variable's or an attribute's, the one
+    nearest to where an optimizer stepped or a loss was made; None where neither file at hand has one."""
     roots = {root for root, _, _ in recording.roots}
     made = (call.origin.source for call in recording.calls if not roots.isdisjoint(call.out_values()))
     stepped = (update.source for update in recording.updates)
@@ -318,7 +318,7 @@ def growing_by_list(recording: Recording, name: str) -> Growing | None:
         if found:
             line = min(found, key=lambda at: abs(at - source.line))
             at = replace(source, line=line, text=linecache.getline(source.file, line).strip(), called=None)
-            return Growing(name, at, f"{name}.append({_detached(found[line])})")
+            return Growing(found[line].name, at, f"{found[line].name}.append({_detached(found[line].item)})")
     return None
 
 

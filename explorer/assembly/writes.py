@@ -132,6 +132,8 @@ def draws_in_order(func: OpOverload, value: Value) -> bool:
     """Whether the twin of `func`, which draws into a contiguous result, would give `value` other numbers.
 
     `bernoulli_` fills memory in its order. So does `normal_` on a CPU, which fills contiguous tensors by another rule."""
+    if 0 in value.shape:  # nothing is drawn, or it was resized since it was made, and is contiguous
+        return False
     order = memory_order(value)
     if func is aten.bernoulli_.float:
         return order != sorted(order)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import fx
 
 from tracefuse.findings.finding import IN_LIBRARY, Case, Finding
+from tracefuse.lines.statements import code_of
 from tracefuse.lint.facts import longest_chain
 from tracefuse.measure.launches import HOST_US, MEASURED
 from tracefuse.measure.op_times import modelled
@@ -150,26 +151,30 @@ def _stop(case: Case, at: str, stops: Sequence[Stop], on_gpu: bool) -> Iterator[
         evidence,
         (),
         at,
-        _OF_AN_OPTIMIZER if _is_of_an_optimizer(case, stops[0], at) else _remedy(stops[0], at),
+        _OF_AN_OPTIMIZER if _is_of_an_optimizer(case, stops[0]) else _remedy(stops[0]),
         "the GPU's idle time until the host has launched what follows: see the timeline"
         if on_gpu
         else "nothing on a CPU; on a GPU the host would wait",
     )
 
 
-def _is_of_an_optimizer(case: Case, stop: Stop, at: str) -> bool:
+def _is_of_an_optimizer(case: Case, stop: Stop) -> bool:
     """Whether torch reads a number in a line that steps an optimizer, and that reads none itself."""
     stepped = () if case.program.update is None else case.program.update.stepped
-    is_own = stop.read.kind == "number" and stop.within is None and not _READS.search(at)
+    is_own = stop.read.kind == "number" and stop.within is None and not _READS.search(_code(stop))
     return is_own and any(one.source == stop.source for one in stepped)
 
 
-def _remedy(stop: Stop, at: str) -> str:
-    """What to write instead, by how the line `at` reads, or the library that it calls."""
+def _code(stop: Stop) -> str:
+    return "" if stop.source is None else code_of(stop.source.text)
+
+
+def _remedy(stop: Stop) -> str:
+    """What to write instead, by how the line reads, or the library that it calls."""
     read = stop.read
     if stop.within is not None and read.kind not in _OF_TORCH:
         return _OF_A_LOOP
-    if read.how == BRANCH or (read.kind == "number" and _IF.search(at)):
+    if read.how == BRANCH or (read.kind == "number" and _IF.search(_code(stop))):
         return _OF_A_BRANCH
     return _OF_A_PLACE if read.how == PLACE else _FIX[read.kind]
 

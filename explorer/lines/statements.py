@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
 import linecache
 import re
+import token
+import tokenize
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from tracefuse.optimizers.origins import Source
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SAID = {token.COMMENT, token.STRING, getattr(token, "FSTRING_MIDDLE", token.STRING)}
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def code_of(line: str) -> str:
+    """A line without what its strings and its comment say."""
+    kept = []
+    with suppress(tokenize.TokenError, SyntaxError):  # a line may be a part of a statement, and end within a string
+        for part in tokenize.generate_tokens(io.StringIO(line).readline):
+            kept.append("" if part.type in _SAID else part.string)
+    return " ".join(kept)
 
 
 class Added(NamedTuple):
@@ -36,12 +50,28 @@ def added(statement: ast.stmt | None) -> Added | None:
     return Added(name, left if is_behind else right, is_behind)
 
 
-def appended(statement: ast.stmt, name: str) -> ast.expr | None:
-    """What `name.append(x)` puts behind the others, where it is no number and not detached; None for another statement."""
+class Appended(NamedTuple):
+    """What a statement puts behind the others of the list `name`."""
+
+    name: str
+    item: ast.expr
+
+
+def appended(statement: ast.stmt, name: str) -> Appended | None:
+    """What `name.append(x)` or `name += [x]` puts behind the others, where it is no number and not detached; None for another
+    statement. A list that is an attribute is one of that name, of whatever variable."""
     call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or len(call.args) != 1 or ast.unparse(call.func) != f"{name}.append":
+    if isinstance(call, ast.Call) and len(call.args) == 1 and isinstance(call.func, ast.Attribute):
+        grown, items = (call.func.value, call.args) if call.func.attr == "append" else (None, [])
+    else:
+        found = added(statement)
+        grown = None if found is None else ast.parse(found.name, mode="eval").body
+        items = found.addend.elts if found is not None and isinstance(found.addend, ast.List) else []
+    if grown is None or len(items) != 1 or re.search(r"\b(item|detach|float)\(", ast.unparse(items[0])):
         return None
-    return None if re.search(r"\b(item|detach|float)\(", ast.unparse(call.args[0])) else call.args[0]
+    written = ast.unparse(grown)
+    is_attribute = "." in name and isinstance(grown, ast.Attribute) and grown.attr == name.rpartition(".")[2]
+    return Appended(written, items[0]) if written == name or is_attribute else None
 
 
 def statements_at(source: Source) -> list[ast.stmt]:

@@ -255,12 +255,12 @@ class ModuleStack:
 
     def add_root(self, root: nn.Module, at: str = "") -> None:
         """Learn the dotted paths of `root`'s modules, which lies at `at`, and the names of its parameters and buffers."""
-        for path, module in _listed(root.named_modules, prefix=at):
+        for path, module in listed(root.named_modules, prefix=at):
             if module not in self._paths:
                 self._paths[module] = path
                 self._note_slots(module)
         for kind, named in (("parameter", root.named_parameters), ("buffer", root.named_buffers)):
-            for path, tensor in _listed(named):
+            for path, tensor in listed(named):
                 for one in (tensor, local_of(tensor)):
                     if one not in self._names:
                         self._names[one] = (kind, path)
@@ -274,10 +274,10 @@ class ModuleStack:
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Dotted path and tensor of what the buffers of the modules that ran hold now."""
         for module, path in self._paths.items():
-            yield from _listed(module.named_buffers, prefix=path, recurse=False)
+            yield from listed(module.named_buffers, prefix=path, recurse=False)
 
 
-def _listed(names: Callable[..., Iterable[tuple[str, Any]]], **given: Any) -> list[tuple[str, Any]]:
+def listed(names: Callable[..., Iterable[tuple[str, Any]]], **given: Any) -> list[tuple[str, Any]]:
     """What a module names; nothing where its own method raises, which the program itself may never call."""
     with suppress(Exception):
         return list(names(**given))
@@ -285,7 +285,7 @@ def _listed(names: Callable[..., Iterable[tuple[str, Any]]], **given: Any) -> li
 
 
 def _is_trained(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for _, parameter in _listed(module.named_parameters))
+    return any(parameter.requires_grad for _, parameter in listed(module.named_parameters))
 
 
 def _compiled_class(module: nn.Module) -> str | None:

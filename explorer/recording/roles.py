@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import Recording, Value, is_leaf
-from tracefuse.recording.hooks import Argument
+from tracefuse.recording.hooks import Argument, listed
 from tracefuse.recording.namespace import contents_of, is_a
 from tracefuse.recording.recorder import Recorder
 
@@ -36,7 +36,8 @@ class Roles:
     buffer leaves; of a program with an optimizer also the names of what else it made and a variable or an optimizer holds, and
     the externals that its modules were given, in the order of the calls (`data`); the variables that hold a tensor (`bound`),
     and those that held what the program made where a backward started (`called`); the number of the call and the place among
-    its arguments of all that modules were given (`places`)."""
+    its arguments of all that modules were given (`places`), and the buffers that the program made and did not find there
+    before, or in a module that it never ran (`put`)."""
 
     sources: dict[Value, tuple[str, str]]
     results: dict[Value, str]
@@ -47,6 +48,7 @@ class Roles:
     bound: dict[Value, str] = field(default_factory=dict)
     called: dict[Value, str] = field(default_factory=dict)
     places: dict[Value, tuple[int, int]] = field(default_factory=dict)
+    put: dict[Value, str] = field(default_factory=dict)
 
 
 def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
@@ -96,7 +98,8 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     called = {value: name for value, name in called.items() if value not in recording.externals}
     places = {value: (argument.call, argument.place) for value, argument in arguments.items()}
     left = results | made_here, gradients, _replaced_buffers(recorder), made
-    return Roles(sources, *left, list(data), bound, called, places)
+    found = Roles(sources, *left, list(data), bound, called, places)
+    return replace(found, put=_put(recorder, namespace, found.replaced.values())) if recording.updates else found
 
 
 def _scaled(recording: Recording, called: Mapping[Value, str]) -> dict[Value, str]:
@@ -222,6 +225,26 @@ def _replaced_buffers(recorder: Recorder) -> dict[Value, Value]:
         if is_made and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
             found[before] = now
     return found
+
+
+def _put(recorder: Recorder, namespace: Mapping[str, Any], known: Collection[Value]) -> dict[Value, str]:
+    """What the program computed and put into a module as its buffer, each with the buffer's name, but for what is `known`."""
+    externals, left_out = recorder.recording.externals, recorder.left_out
+    buffers = list(recorder.modules.buffers())
+    for name, thing in namespace.items():
+        held = [] if is_a(thing, (type, ModuleType, torch.Tensor)) else [(name, thing), *_attributes_of(name, thing)]
+        for path, module in ((path, one) for path, one in held if is_a(one, nn.Module)):
+            buffers += listed(module.named_buffers, prefix=path)
+    found: dict[Value, str] = {}
+    for path, tensor in buffers:
+        value = recorder.values.value_of(tensor)
+        if value is not None and value.base not in externals and value not in left_out and value not in known:
+            found.setdefault(value, path)
+    return found
+
+
+def _attributes_of(name: str, thing: Any) -> list[tuple[str, Any]]:
+    return [] if is_a(thing, (nn.Module, list, tuple, dict)) else [(f"{name}{key}", one) for key, one in _inside(thing)]
 
 
 def _returned_values(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -116,19 +117,28 @@ def read_from_outside(recorder: Recorder) -> list[Left]:
 
 
 def growing_list(recorder: Recorder, namespace: Mapping[str, Any]) -> str:
-    """The variable that is a list of what has a graph: of this run beside what is of none that it knows, so of a step before,
-    or of more of the run's backwards than one step has, which each optimizer takes part in. "" where there is none."""
+    """The variable, or the attribute of one, that is a list of what has a graph: of this run beside what is of none that it
+    knows, so of a step before, or of more of the run's backwards than one step has, which each optimizer takes part in. ""
+    where there is none."""
     recording, roots = recorder.recording, {root.base for root, _, _ in recorder.recording.roots}
     steps = min(Counter(id(update.optimizer) for update in recording.updates).values(), default=0)
-    for name, thing in namespace.items():
-        if type(thing) is not list or name.startswith("_"):
-            continue
+    for name, thing in _lists(namespace):
         last = [one for one in thing[-LISTED:] if type(one) is torch.Tensor and node_of(one) is not None]
         values = [recorder.values.value_of(one) for one in last]
         own = {value.base for value in values if value is not None and value.base not in recording.externals}
         if (own and None in values) or len(own & roots) * steps > len(recording.roots):
             return name
     return ""
+
+
+def _lists(namespace: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """The variables that are lists, and the attributes of others that are."""
+    for name, thing in namespace.items():
+        if name.startswith("_") or is_a(thing, (type, ModuleType, torch.Tensor)):
+            continue
+        held = getattr(thing, "__dict__", {}).items() if type(thing) is not list else ()
+        yield from [(name, thing)] if type(thing) is list else ()
+        yield from ((f"{name}.{key}", one) for key, one in list(held) if type(one) is list)
 
 
 def _sample(tensor: torch.Tensor, memory_of: MemoryOf) -> torch.Tensor | None:

@@ -17,7 +17,7 @@ Private names of torch that this file relies on, on 2.11, 2.13 and 2.15: `torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -43,11 +43,19 @@ class Between:
 
     `held` are tensors that the optimizers hold, `step` is the recorder of the step, if it had one: what that computed from
     parameters is known then. The first step of a run (`is_first`) begins where a module is called or autograd has something to
-    do: what a program makes before that are its model and its data. Two recorders ask, that of the step and that of the next
-    one; the `judge`, the upper one of them, is answered first.
+    do: what a program makes before that are its model and its data. Of a step that was only followed `has_computed` says what
+    it computed. Two recorders ask, that of the step and that of the next one; the `judge`, the upper one of them, is answered
+    first.
     """
 
-    def __init__(self, held: Iterable[torch.Tensor], step: Recorder | None, is_first: bool = False) -> None:
+    def __init__(
+        self,
+        held: Iterable[torch.Tensor],
+        step: Recorder | None,
+        is_first: bool = False,
+        has_computed: Callable[[torch.Tensor], bool] = lambda _: False,
+    ) -> None:
+        self._has_computed = has_computed
         self._is_first, self._ended_at = is_first, running_places()
         self._memories = Memories() if step is None else step.values.memories
         self._touched = set(map(self._memories.of, held)) - {None}
@@ -121,7 +129,7 @@ class Between:
         return not written <= {None, *self._fresh}
 
     def _is_touched(self, tensor: torch.Tensor) -> bool:
-        return self._memories.of(tensor) in self._touched or node_of(tensor) is not None
+        return self._memories.of(tensor) in self._touched or node_of(tensor) is not None or self._has_computed(tensor)
 
     def has_run(self, asks: Any, out: Any) -> None:
         """What the operator that was judged last has made belongs where it does."""

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.origins import Source
-from tracefuse.recording.calls import Call, Value, is_in_engine
+from tracefuse.recording.calls import BATCH_NORMS, Call, Value, is_in_engine
 from tracefuse.recording.frames import is_in_loader, user_source
 from tracefuse.recording.host_reads import HostRead
 from tracefuse.recording.namespace import is_a
@@ -74,6 +74,15 @@ class StepRecorder(Recorder):
         self._waiting: list[Call | StepOp] = []
         self._in_doubt: list[Signature] = []
 
+    def begin(self, first_seq: int | None = None) -> None:
+        super().begin(first_seq)
+        self._given: set[int | None] = set()
+        self._fresh: set[int | None] = set()
+        """Of a step that is only followed, the memory that it has made."""
+        self._computed: set[int | None] = set()
+        """And the memory of what it computed in modules, in a backward or from parameters."""
+        self._is_computing = False
+
     def enter_stack(self) -> None:
         enter_below(self)
 
@@ -93,7 +102,9 @@ class StepRecorder(Recorder):
         """Keep which operators run and their Python values, and no tensor, from now on, and what they read that the step that
         was `captured` has made."""
         self._captured = captured
-        self.ops = [noted_call(call) for call in self.recording.calls] if self._has_begun else []
+        self.ops = (
+            [noted_call(call, self.recording.externals) for call in self.recording.calls] if self._has_begun else []
+        )
         self.begin()
 
     def update_ended(self, updates: int, between: Between) -> None:
@@ -191,6 +202,8 @@ class StepRecorder(Recorder):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.stage in ("before", "after") and not are_notes_taken():
             self._taking(self._between.has_run, self, out)
+        if self.ops is not None and self.stage != "done" and not are_notes_taken():
+            self._taking(self._note_fresh, out)
         return out
 
     def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
@@ -201,14 +214,44 @@ class StepRecorder(Recorder):
         if self.ops is not None:
             # A backward's operators have the lines of their forward twins, which are not known of this step.
             source = None if is_in_engine() else user_source()
-            op = noted_op(func, args, kwargs, source)
+            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            self._note_given(func, args, kwargs, given)
+            op = noted_op(func, args, kwargs, source, source is not None and self._is_change(func, args, kwargs))
             if source is not None:
-                self._note_read_again(op, [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)])
+                self._note_read_again(op, given)
             return self._followed(op)
         call = super()._noted(func, args, kwargs)
         if call is not None:
             self._may_wait(call)
         return call
+
+    def _is_change(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the operator writes, outside of modules, to more than a number that was there before the step."""
+        if self.modules.current().kind or not facts_of(func).may_write:
+            return False
+        written = [t for t in written_by(func, args, kwargs) if t.numel() > 1]
+        return any(self.values.memories.of(t) not in self._fresh for t in written)
+
+    def has_computed(self, tensor: torch.Tensor) -> bool:
+        """Whether a step that is only followed has computed the tensor in modules, in a backward or from parameters."""
+        return self.values.memories.of(tensor) in self._computed
+
+    def _note_given(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> None:
+        memory_of = self.values.memories.of
+        self._given = set(map(memory_of, given))
+        is_inside = is_in_engine() or bool(self.modules.current().kind) or any(t.requires_grad for t in given)
+        self._is_computing = is_inside or not self._given.isdisjoint(self._computed)
+        if self._is_computing:
+            statistics = args[3:5] if func in BATCH_NORMS else ()
+            written = [*written_by(func, args, kwargs), *(t for t in statistics if isinstance(t, torch.Tensor))]
+            self._computed |= set(map(memory_of, written)) - {None}
+
+    def _note_fresh(self, out: Any) -> None:
+        """Note the memory that an operator has made."""
+        made = {self.values.memories.of(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
+        self._fresh |= made - self._given
+        if self._is_computing:
+            self._computed |= made - self._given - {None}
 
     def _note_read_again(self, op: StepOp, given: list[torch.Tensor]) -> None:
         found = [] if self._captured is None else [(at, self._captured.made(t)) for at, t in enumerate(given)]

@@ -57,6 +57,21 @@ class Steps:
         return next((step.difference for step in later if step.difference is not None), None)
 
     @property
+    def further(self) -> tuple[Difference, ...]:
+        """How those behind it differ from the captured one, as far as they were watched."""
+        later = self.steps[self.captured :] if self.captured is not None else ()
+        return tuple(step.difference for step in later if step.difference is not None)[1:]
+
+    @property
+    def varying_later(self) -> tuple[Varying, ...]:
+        """The Python values that are others in any of the steps that were watched after the captured one, each as it is first.
+        Behind the next one those of other shapes, as of a last batch, do not count."""
+        found: dict[tuple[int, str], Varying] = {(one.position, one.argument): one for one in self.varying}
+        for one in (one for difference in self.further if not difference.shapes for one in difference.varying):
+            found.setdefault((one.position, one.argument), one)
+        return tuple(found.values())
+
+    @property
     def varying(self) -> tuple[Varying, ...]:
         """The Python values that are others in the step after the captured one; empty where none was watched."""
         found = self.next_difference

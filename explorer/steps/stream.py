@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, Value, map_tensors
-from tracefuse.recording.operators import facts_of
+from tracefuse.recording.operators import LOADER, facts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class StepOp:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     source: Source | None
+    is_change: bool = False
+    """Whether it writes, outside of modules and of autograd, to more than a single number that was there before the step."""
 
     def is_like(self, other: StepOp) -> bool:
         """Whether the two may be one operator of two steps: those that no line is known of count by what they are."""
@@ -48,16 +51,22 @@ class StepOp:
         return any(isinstance(one, Shape) and math.prod(one.sizes) > 1 for one in given)
 
 
-def noted_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], source: Source | None) -> StepOp:
+def noted_op(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], source: Source | None, is_change: bool = False
+) -> StepOp:
     facts = facts_of(func)
     of, args = (facts.func, args) if facts.becomes is None else facts.becomes(*args)
     given = {key: one for key, one in kwargs.items() if key != "generator"} if kwargs else {}
-    return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source)
+    return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source, is_change)
 
 
-def noted_call(call: Call) -> StepOp:
+def noted_call(call: Call, outside: Container[Value] = ()) -> StepOp:
+    """The operator of a recorded call; `outside` are the values that were there before the step."""
     given = {key: one for key, one in call.kwargs.items() if key != "generator"}
-    return StepOp(call.func, _of_values(call.args), _of_values(given), call.origin.source)
+    is_outside = not call.in_engine and call.origin.module_type in ("", LOADER[1])
+    written = [value for value in call.writes() if math.prod(value.shape) > 1] if is_outside else []
+    is_change = any(value.base in outside for value in written)
+    return StepOp(call.func, _of_values(call.args), _of_values(given), call.origin.source, is_change)
 
 
 def _shape(tensor: torch.Tensor) -> Shape:

@@ -67,13 +67,15 @@ class AllVarying(tuple[Varying, ...]):
 class Difference:
     """How another step differs from the captured one: operators that only it has and that it lacks, by name, how many read
     other shapes, and what varies. `of_tensors` are those that only one of the two has and that compute with more than single
-    numbers."""
+    numbers, `changes` those of them that write to such tensors outside of modules, each with its line: what the last step runs
+    behind all that the captured one has is none, for the loop may be over."""
 
     more: tuple[str, ...] = ()
     fewer: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     varying: tuple[Varying, ...] = ()
     of_tensors: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.more or self.fewer or self.shapes or self.varying)
@@ -108,7 +110,9 @@ def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: boo
             shapes += [f"{one.op}: {one.here}, then {one.there}" for one in found if isinstance(one.here, Shape)][:1]
             varying += [_as_shape(one, is_shape) for one in found if not isinstance(one.here, Shape)]
     of_tensors = tuple(str(one.func) for one in alone if one.reads_tensors())
-    return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors)
+    is_over = is_last and _same_length(captured, other) == len(captured)
+    changes = () if is_over else tuple(f"{one.func} ({one.source})" for one in alone if one.is_change)
+    return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors, changes)
 
 
 def paired(captured: Sequence[StepOp], other: Sequence[StepOp]) -> Iterator[tuple[int, int]]:

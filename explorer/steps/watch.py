@@ -147,10 +147,12 @@ class StepWatch:
         """What runs from here on may be the next step's; `ended` is the recorder of the step whose update has ended."""
         held, gradients = held_by(one for _, found in self._optimizers if (one := found()) is not None)
         before = ended or (self._block.recorder if self._block is not None else None)
-        if ended is not None and ended.ops is not None and self._captured is not None:
-            before = self._captured  # of one that is only followed nobody knows what it computed from what
+        further = {}
+        if ended is not None and ended.ops is not None:
+            before = self._captured or before  # what is kept of one that is only followed is what it computed
+            further = {"has_computed": ended.has_computed}
         is_recorded = before is not None and bool(before.recording.calls)
-        between = Between([*held, *gradients], before if is_recorded else None, is_first=not self._ended_at)
+        between = Between([*held, *gradients], before if is_recorded else None, not self._ended_at, **further)
         if ended is not None:
             ended.update_ended(len(self.updates.seen), between)
         if self._is_wanted(self.updates.steps + 1):
@@ -233,7 +235,7 @@ class StepWatch:
                 self._comparing.note(note_carried, *again)
             return
         before, self._captured = self._captured, recorder
-        earlier, self._ops = self._ops, [noted_call(call) for call in recorder.ran]
+        earlier, self._ops = self._ops, [noted_call(call, recorder.recording.externals) for call in recorder.ran]
         if before is not None:
             self._forget(before)
             self._watched[before.first, before.end_update] = _Watched(len(earlier), self._difference(earlier))

@@ -59,7 +59,8 @@ def with_batches(program: CapturedProgram, steps: Steps | None) -> CapturedProgr
         found = [known[entry.name] for entry in cut.inputs]
         return Inputs(tuple(one for one, _ in found), tuple(one for _, one in found), program.rng_states)
 
-    return replace(program, trace=cut, read_inputs=read_inputs)
+    nameless = {name: line_of(node) for node, name in names.items() if _is_nameless(node)}
+    return replace(program, trace=cut, read_inputs=read_inputs, prepared=nameless)
 
 
 def _batches(
@@ -68,7 +69,7 @@ def _batches(
     """The ends of what is prepared that a step cannot make by itself, in order: a variable holds each, or something else
     reads it."""
     carried = {str(source) for source in steps.carried} if steps else set()
-    varying = {(one.op, str(one.source or "")) for one in steps.varying if is_picking(one.op)} if steps else set()
+    varying = {(one.op, str(one.source or "")) for one in steps.varying_later if is_picking(one.op)} if steps else set()
     returned, ends = set(trace.returned), []
     unnamed = {p for entry, p in trace.input_pairs if entry.source == entry.name and _is_unnamed_data(p)}
     wanting = {p for p in unnamed if all(user in ops for user in p.users)}  # what the rest reads is an input as it is
@@ -133,6 +134,11 @@ def _whole(part: fx.Node) -> fx.Node:
     while _is_part(node):
         node = node.all_input_nodes[0]
     return node if node.op == "placeholder" and not is_unnamed(node.name) else part
+
+
+def _is_nameless(batch: fx.Node) -> bool:
+    """Whether no variable holds a batch, nor the data that it is a part of."""
+    return not (_is_part(batch) or is_named(batch) or batch.meta.get("custom", {}).get(CALLED))
 
 
 def _is_assigned(part: fx.Node) -> bool:

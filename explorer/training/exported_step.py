@@ -63,8 +63,10 @@ class TrainingStep:
         rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
         given = {*HANDED, *GIVEN}
         own = [(name, source, *row) for i, (name, source, _, *row) in enumerate(UPDATED) if i not in given]
+        lies_on = {name: device for name, (device, _) in UPDATE_DRAWN.items()}
+        lies_on |= {row[0]: "cpu" if i in ON_CPU else DEVICE for i, row in enumerate(INPUTS)}
         for name, source, shape, stride, dtype in (*rows, *own):
-            fits(tensors[name], source, shape, stride, dtype)
+            fits(tensors[name], source, shape, stride, dtype, lies_on[name])
         self.tensors = [None if i in DATA else tensors[row[0]] for i, row in enumerate(INPUTS)]
         self.operands = [None if i in given else tensors[row[0]] for i, row in enumerate(UPDATED)]
         self.places = [(t, t.data_ptr()) for t in (*self.tensors, *self.operands) if t is not None]
@@ -157,8 +159,13 @@ class TrainingStep:
         return whole_step(inputs, self.operands, self.cotangents)
 
 
-def fits(tensor, source, shape, stride, dtype):
-    """ValueError where a tensor that is written in place is not laid out as the captured one."""
+def fits(tensor, source, shape, stride, dtype, device):
+    """ValueError where a tensor that is written in place lies elsewhere than the captured one, or otherwise."""
+    if tensor.device.type != device:
+        raise ValueError(
+            f"{source} is on {tensor.device.type}, and the step was captured with it on {device}: move it back "
+            f"(`model.to({device!r})`, and the optimizer's state by `optimizer.load_state_dict`), or capture the step again"
+        )
     if (tensor.shape, tensor.dtype) != (shape, dtype) or (tensor.stride() != stride and tensor.numel() > 1):
         raise ValueError(
             f"{source} is {tensor.dtype}{list(tensor.shape)} with strides {tensor.stride()}, and the step was captured with "

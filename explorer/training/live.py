@@ -31,12 +31,22 @@ def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: 
         preload(module, [k for k in part.kernels if k.name not in part.fallbacks], part.tunings)
     program = joint.program
     live = Live(program, update.program)
+    for name, line in program.prepared.items():
+        tell(
+            f"the step takes {name} as {line} makes it, and nothing tells the data that it is made of from it: pass what "
+            "comes of that line, or give that a variable, which the step then has as its name"
+        )
     count = len(joint.forward.inputs)
     names = [i.name for i in joint.forward.inputs]
     given = dict(zip(names, program.live_inputs[:count], strict=True))
     defaults = {names[at]: given[names[at]] for at in module.DATA}
     kind = graphed_step(module, joint, update) if cuda_graph else module.TrainingStep
     return kind(live, program.example_inputs[count:], defaults)
+
+
+def tell(said: str, stacklevel: int = 4) -> None:
+    with suppress(Warning):  # the error that a filter makes of it would end the program
+        warnings.warn(said, stacklevel=stacklevel)
 
 
 class Live:
@@ -64,8 +74,7 @@ class Live:
             stays = "data: it runs again on the tensors of the captured step. Pass them where they change"
             part = f"{', '.join(new)}, which stays as the captured step read it: pass it too where it changes"
             told = f"the step takes {', '.join(inputs)}, and was called without {stays if whole else part}"
-            with suppress(Warning):  # the error that a filter makes of it would end the program
-                warnings.warn(told, stacklevel=4)
+            tell(told, 5)
 
     def is_current(self) -> bool:
         """Whether no checkpoint was loaded since, which gives an optimizer another state, and modules have what they had."""

@@ -52,7 +52,7 @@ def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Step
         raise ExportError(said)
     if steps is not None:
         followed = joint.program.trace
-        _check_varying([one for one in steps.varying if not _is_batch(one, captured, followed)], joint, update)
+        _check_varying([one for one in steps.varying_later if not _is_batch(one, captured, followed)], joint, update)
         _check_repeats(steps)
         _check_between(steps)
         _check_carried(steps, update)
@@ -126,13 +126,19 @@ def _is_of(one: Varying, node: fx.Node) -> bool:
 
 def _check_repeats(steps: Steps) -> None:
     """A step after which another one came holds for neither, such as one that averages weights every second time. What counts
-    or logs single numbers may differ."""
+    or logs single numbers may differ, and in the steps behind the next one what only computes, as a validation does."""
     other = steps.next_difference
     if other is not None and other.of_tensors:
         raise ExportError(
             f"the step after step {steps.captured} ran other ops: {other}. A compiled step runs the same ones at each call: "
             "capture one that is repeated by the next (`tracefuse.capture_step(n=…)`), or leave what only some steps run "
             "out of the loop that is captured, and call it yourself behind the compiled step."
+        )
+    if changes := [one for difference in steps.further for one in difference.changes]:
+        raise ExportError(
+            f"a step after step {steps.captured} writes to tensors that this one leaves, or the other way round, by "
+            f"{changes[0]}. A compiled step runs the same ops at each call: leave what only some steps run out of the loop "
+            "that is captured, and call it yourself behind the compiled step."
         )
 
 
@@ -152,6 +158,12 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
     sources = {i.name: i.source for i in (*joint.program.trace.inputs, *update.program.trace.inputs)}
     given = {i.name for i in joint.program.trace.inputs if i.kind == "input"}
     for one in joint.program.carried:
+        if one.is_put:
+            raise ExportError(
+                f"the step puts a new tensor in the place of the buffer {one.name}{where(one.source)}, which it does not "
+                "read, and a compiled step writes only to tensors that it reads: write to it (`with torch.no_grad(): "
+                "kept.copy_(new)`), or keep it as a plain attribute where nobody needs it."
+            )
         kind = kinds.get(one.name, "")
         is_lost = not one.name and one.adds and not one.of_one
         is_kept = kind in ("parameter", "buffer", "state") or (kind == "input" and not one.of_one)

@@ -569,6 +569,18 @@ def test_what_an_op_resized_is_written_through_its_views(row: int) -> None:
     replayed(step)
 
 
+def test_a_draw_into_what_was_resized_has_as_many_numbers() -> None:
+    weight = torch.ones(3, 4, requires_grad=True)
+
+    def step() -> Tensor:
+        noise = torch.empty(0).resize_(3, 4).normal_()
+        loss = (weight * noise).sum()
+        loss.backward()
+        return loss
+
+    replayed(step, trained=[weight])
+
+
 def boxes(seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
     """Two views of one memory."""
     draw = random.Random(seed)

@@ -362,6 +362,38 @@ def test_a_list_of_losses_with_their_graphs_grows(capture: Any) -> None:
     assert finding.code == "losses.append(loss.detach())"
 
 
+class Trainer:
+    """A loop that keeps its losses in a list of its own."""
+
+    def __init__(self, way: str) -> None:
+        self.way, self.losses = way, list[Tensor]()
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def train(self) -> None:
+        for _ in range(5):
+            self.optimizer.zero_grad()
+            loss = self.model(torch.ones(3, 4)).square().mean()
+            loss.backward()
+            if self.way == "appended":
+                self.losses.append(loss)
+            elif self.way == "added":
+                self.losses += [loss]
+            elif self.way == "numbers":
+                self.losses += [loss.detach()]
+            self.optimizer.step()
+
+
+@pytest.mark.parametrize("way", ["appended", "added", "numbers"])
+def test_a_list_that_is_an_attribute_grows_too(way: str) -> None:
+    trainer = Trainer(way)
+    with tracefuse.capture_step(n=3) as c:
+        trainer.train()
+    found = [one for one in c.findings() if one.id == "growing-graph"]
+    assert [one.code for one in found] == ["self.losses.append(loss.detach())"] * (way != "numbers")
+    assert all("self.losses" in one.source for one in found)
+
+
 def test_a_list_of_outputs_with_their_graphs_grows() -> None:
     (finding,) = loop_that_keeps("outputs", A_STEP)
     assert finding.code == "outputs.append((out * 2).detach())"

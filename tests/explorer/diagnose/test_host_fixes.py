@@ -35,7 +35,14 @@ def test_a_number_that_is_read_for_a_log_is_read_less_often_and_one_of_a_branch_
         loss.backward()
         return loss
 
+    def says() -> Tensor:
+        loss = (w @ w).sum()
+        logged.append(f"while {loss.item()}")  # if it is asked for
+        loss.backward()
+        return loss
+
     assert fix_of("host-sync", logs).startswith("read it once every many steps, or keep it a tensor")
+    assert fix_of("host-sync", says) == fix_of("host-sync", logs)
     assert fix_of("host-sync", branches).startswith("keep it a tensor (torch.where instead of if)")
 
 

@@ -155,17 +155,17 @@ def test_other_steps_run_without_a_mode_or_a_hook() -> None:
     loop = Loop()
     loop.at = look
     with tracefuse.capture_step(n=3):
-        loop.train(8)
-    assert [seen[step] for step in (1, 2, 6, 7, 8)] == [(0, 0)] * 5
+        loop.train(10)
+    assert [seen[step] for step in (1, 2, 8, 9, 10)] == [(0, 0)] * 5
     assert seen[3] == (1, 1)
 
 
 def test_what_a_step_says_of_itself() -> None:
     with tracefuse.capture_step(n=3) as c:
-        Loop().train(5)
+        Loop().train(8)
     steps = c.steps
-    assert (len(steps), steps.captured, steps.optimizers) == (5, 3, ("AdamW",))
-    assert [step.ops for step in steps] == [None, None, steps.steps[2].ops, steps.steps[2].ops, None]
+    assert (len(steps), steps.captured, steps.optimizers) == (8, 3, ("AdamW",))
+    assert [step.ops for step in steps] == [None, None, *[steps.steps[2].ops] * 4, None, None]
     assert all(step.seconds > 0 for step in list(steps)[1:])
     assert (steps.steps[3].difference.more, steps.steps[3].difference.fewer) == ((), ())
     told = {(one.op, one.argument) for one in c.varying}
@@ -176,7 +176,7 @@ def test_what_a_step_says_of_itself() -> None:
     assert len(rows) <= 11
     assert any(row.startswith("value ") and "aten.addcdiv_.default" in row for row in rows)
     assert sum(int(row.split()[2]) for row in rows if not row.startswith("and ")) <= len(c.varying)
-    assert "one step × 5, step 3 shown (AdamW)" in str(steps)
+    assert "one step × 8, step 3 shown (AdamW)" in str(steps)
 
 
 def test_a_fused_optimizer_varies_in_its_learning_rate_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -250,6 +251,46 @@ def test_a_number_that_is_drawn_for_each_batch_is_taken_once_it_is_a_tensor(is_t
         step(*ours.draw(), number(drawn[ours]))
     eager.train(9)
     assert ours.distance(eager) < NEAR
+
+
+def test_a_batch_that_a_call_hands_to_the_model_is_told_with_its_line(recwarn: pytest.WarningsRecorder) -> None:
+    """Nothing but its numbers tells what was prepared from the data."""
+
+    class Inline(Trained):
+        def ready(self, x: Tensor) -> Tensor:
+            return (x - x.mean(0)) / x.std(0)
+
+        def given(self) -> Tensor:
+            return torch.stack([torch.from_numpy(ROWS[i, :4]) for i in range(5)])
+
+        def train(self, steps: int) -> None:
+            for _ in range(steps):
+                y = torch.from_numpy(ROWS[:5, 4:])
+                self.opt.zero_grad()
+                F.mse_loss(self.model(self.ready(self.given())), y).backward()
+                self.opt.step()
+
+    class Held(Inline):
+        def train(self, steps: int) -> None:
+            for _ in range(steps):
+                x, y = self.ready(self.given()), torch.from_numpy(ROWS[:5, 4:])
+                self.opt.zero_grad()
+                F.mse_loss(self.model(x), y).backward()
+                self.opt.step()
+
+    said = {}
+    for kind in (Held, Inline):
+        ours = kind(Drawn().cropped)
+        with tracefuse.capture_step(n=3) as c:
+            ours.train(4)
+        recwarn.clear()
+        step = c.optimize().compile()
+        said[step.inputs] = [str(one.message) for one in recwarn]
+    assert said["x", "y"] == []
+    (told,) = said["div", "y"]
+    assert re.match(
+        r"the step takes div as test_prepared_batches\.py:\d+  return \(x - x\.mean\(0\)\) / .* makes it", told
+    )
 
 
 def test_variables_of_a_method_that_has_returned_name_the_batch() -> None:

@@ -90,6 +90,42 @@ class EverySecond(AveragedByHand):
             super().after()
 
 
+class EveryFifth(EverySecond):
+    """The next step is the same by chance."""
+
+    def after(self) -> None:
+        self.steps += 1
+        if self.steps % 5 == 0:
+            AveragedByHand.after(self)
+
+
+class ByChance(Loop):
+    """A number that is the same in the next step."""
+
+    steps = 0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.steps += 1
+        return super().loss(x, y) * (2.0 if self.steps % 6 == 0 else 1.0)
+
+
+class Validated(Loop):
+    """Now and then a validation, which changes nothing, and a log of single numbers."""
+
+    steps = 0
+
+    def more(self) -> None:
+        self.seen, self.total = torch.randn(7, 4, dtype=torch.float64), torch.zeros(()).double()
+
+    def between(self) -> None:
+        self.steps += 1
+        if self.steps % 5 == 0:
+            self.model.eval()
+            with torch.no_grad():
+                self.total += F.relu_(self.model(self.seen)).mean()
+            self.model.train()
+
+
 class Advantages(Loop):
     """Actor and critic: what the critic says is read, as a number."""
 
@@ -153,6 +189,49 @@ def test_a_loop_that_no_compiled_step_follows_is_refused_and_its_remedy_holds(ki
         captured(loop := kind(), data_of(loop.n + 1)).compile()
     if remedied is not None:
         check(remedied)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            EveryFifth,
+            r"a step after step 3 writes .* by aten\.\w*lerp_.*leave what only some steps run out of the loop",
+        ),
+        (ByChance, r"other of aten\.mul\.Tensor .*: 1\.0, then 2\.0: a compiled step cannot follow"),
+    ],
+)
+def test_what_is_the_same_in_the_next_step_by_chance_is_refused_by_a_later_one(kind: type[Loop], said: str) -> None:
+    captured(loop := kind(), data_of(loop.n + 1)).compile()  # nobody saw a later one
+    with pytest.raises(ExportError, match=said):
+        captured(kind(), data_of(6)).compile()
+
+
+def test_a_later_step_may_validate_and_log() -> None:
+    class Alone(Validated):
+        def left(self) -> dict[str, Tensor]:
+            return {key: one for key, one in super().left().items() if key not in ("seen", "total")}
+
+    check(Alone, further=3)
+
+
+def test_what_a_step_logs_of_its_activations_behind_the_update_is_of_each_step_alike() -> None:
+    """A step that is only followed is known by what it computed too."""
+
+    class Hooked(Loop):
+        seen: Any = None
+
+        def more(self) -> None:
+            self.log: list[float] = []
+            self.model[2].register_forward_hook(lambda _, __, out: setattr(self, "seen", out.detach()))
+
+        def after(self) -> None:
+            self.log.append((self.seen.abs() > 0.9).double().mean().item())
+
+        def left(self) -> dict[str, Tensor]:
+            return {key: one for key, one in super().left().items() if key != "seen"}
+
+    check(Hooked, further=3)
 
 
 def test_an_epoch_between_two_rollouts_is_a_step_on_what_the_rollout_gave() -> None:

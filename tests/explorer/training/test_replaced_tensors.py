@@ -248,6 +248,33 @@ class Confusion(Loop):
         return F.mse_loss(out, y)
 
 
+class ClonedBuffers(AveragedData):
+    """Nothing reads what was there before, in a module that no step runs."""
+
+    def after(self) -> None:
+        mine, new = self.average[1], self.model[1]
+        mine.running_mean = new.running_mean.clone()  # type: ignore[operator]
+
+
+class Features(Loop):
+    """What a forward leaves in a buffer for others to see."""
+
+    class Layer(nn.Linear):
+        seen: Tensor
+
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+            self.register_buffer("seen", torch.zeros(5, 3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            self.seen = out.detach() * 2
+            return out
+
+    def prepare(self) -> None:
+        self.model[3] = self.Layer().double()
+
+
 REFUSED = {
     AveragedInList: r"no module has.* for mine, new in pairs\]",
     AveragedInDict: r"no module has.*\* 0\.9 \+ new \* 0\.1",
@@ -255,6 +282,8 @@ REFUSED = {
     AveragedBuffers: r"no module has.*mine\.running_mean = ",
     StateReplaced: r"exp_avg of 0\.weight.*self\.opt\.step\(\)",
     ParameterReplaced: r"3\.bias",
+    ClonedBuffers: r"buffer loop\.average\.1\.running_mean \(.*running_mean\.clone\(\)",
+    Features: r"buffer 3\.seen \(.*self\.seen = out\.detach\(\) \* 2",
     Confusion: r"no module has.*self\.seen = self\.seen \+ ",
 }
 
@@ -275,6 +304,19 @@ def test_writing_to_what_stays_is_the_remedy() -> None:
             return super().left() | {f"average {at}": one for at, one in enumerate(self.average)}
 
     check(InPlace)
+
+
+def test_a_buffer_that_is_made_anew_of_constants_is_what_it_was() -> None:
+    class Masked(Loop):
+        class Layer(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                self.register_buffer("mask", torch.arange(6, dtype=torch.float64) * 0.1)
+                return super().forward(x * self.mask)  # type: ignore[operator]
+
+        def prepare(self) -> None:
+            self.model[3] = self.Layer(6, 3).double()
+
+    check(Masked)
 
 
 def test_what_is_only_logged_is_not_refused() -> None:
@@ -312,3 +354,19 @@ def test_the_step_of_a_model_that_is_gone_runs_on() -> None:
     step = captured(loop, data[:5]).compile()
     loop.model = network(4, 6, 3)
     assert step(*data[5]).isfinite()
+
+
+@pytest.mark.parametrize("what", ["1.running_mean", "exp_avg of 0.weight"])
+def test_a_tensor_that_was_moved_to_another_device_is_named_with_both_devices(what: str) -> None:
+    loop, data = Loop(), data_of(6)
+    step = captured(loop, data[:5]).compile()
+    if what == "1.running_mean":
+        norm: Any = loop.model[1]
+        norm.running_mean = norm.running_mean.to("meta")
+    else:
+        loop.opt.state[loop.model[0].weight]["exp_avg"] = torch.empty(6, 4, dtype=torch.float64, device="meta")
+        loop.opt.state = copy.copy(loop.opt.state)
+    with pytest.raises(
+        ValueError, match=rf"^{what} is on meta, and the step was captured with it on cpu: move it back"
+    ):
+        step(*data[5])
