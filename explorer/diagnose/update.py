@@ -160,7 +160,7 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     yield from case.finding(
         "update-share",
         severity,
-        f"the update{f' of {kinds}' if kinds else ''} takes a large part of the step",
+        f"the update{f' of {kinds}' if kinds else ''} takes a notable share of the step",
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
         nodes,
         at,
