@@ -240,8 +240,8 @@ def _launching(case: Case) -> str:
     if case.times.kind != "modelled" or HOST_US * ops <= case.step_us:
         return ""
     return (
-        f"The step is bound by launches: its {ops:,} ops are modelled to run {time_text(case.step_us)}, and launching them takes "
-        f"the host {time_text(HOST_US * ops)}: {MEASURED}. What counts is how many ops a fix spares."
+        f"The step is bound by launches: its {ops:,} ops are modelled to run {time_text(case.step_us)}, and launching "
+        f"them takes the host {time_text(HOST_US * ops)}: {MEASURED}. What counts is how many ops a fix spares."
     )
 
 

@@ -52,7 +52,9 @@ _OF_A_LIBRARY = (
     "a library reads it there, in a line that is not yours: give the call what spares the read, such as {}, or ask the "
     "library's authors for a form without it"
 )
-_OF_A_MASK = "no mask where nothing is padded (`attention_mask=None`), or one that needs no look (4-D, as attention adds it)"
+_OF_A_MASK = (
+    "no mask where nothing is padded (`attention_mask=None`), or one that needs no look (4-D, as attention adds it)"
+)
 _OF_AN_ARGUMENT = "a number of Python's in place of the tensor, or an option that leaves the check out"
 _OF_AN_OPTIMIZER = (
     "the optimizer reads it in its step: make it with `capturable=True` where it takes that, or take one that reads nothing, "

@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 pytestmark = pytest.mark.browser
 SMALL = """() => {
     const { payload } = state;
-    const small = [0, 1, 2].map((at) => ({ ...payload.findings[0], id: "tf32-off", key: `small ${at}`, title: `small ${at}` }));
+    const small = [0, 1, 2].map((at) => ({ ...payload.findings[0], key: `small ${at}`, title: `small ${at}` }));
     set("payload", { ...payload, small, below: "3 more below 1 % of the step: tf32-off ×3" });
 }"""
 
