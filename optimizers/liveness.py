@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import once_per_trace, storage_id, storages
+from tracefuse.optimizers.facts import once_per_trace, once_per_value, storage_id, storages, tensors_in
 from tracefuse.optimizers.ops import is_of_ranks, producer
 from tracefuse.optimizers.trace import OutputKind, Trace, is_read_late, nbytes, phase, tensors
 
@@ -84,7 +84,7 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
         is_input = nodes[0].op == "placeholder"
         is_held = any(n in returned for n in nodes) or (is_input and nodes[0].name not in handed_over)
         end = len(ops) - 1 if is_held else last.get(memory, start)
-        name = next((n for n in nodes if len(tensors(n)) == 1), nodes[0]).name
+        name = next(filter(_yields_one, nodes), nodes[0]).name
         kind = "state" if is_input and nodes[0].name in kept else _kind(nodes, returned, handed_over)
         nbytes = storages(nodes[0])[memory]
         start += memory in over
@@ -95,6 +95,11 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
 _Groups = dict[int, tuple[int, list[fx.Node]]]
 
 
+@once_per_value
+def _yields_one(value: Any) -> bool:
+    return len(tensors_in(value)) == 1
+
+
 def _extents(trace: Trace) -> tuple[_Groups, dict[int, int]]:
     """By each storage the op that allocates it, 0 for those of inputs, with its values; and the last op that makes or reads
     one of them, where there is one."""
@@ -103,12 +108,20 @@ def _extents(trace: Trace) -> tuple[_Groups, dict[int, int]]:
     for node in trace.placeholders:
         for memory in storages(node):
             groups.setdefault(memory, (0, []))[1].append(node)
+    lists: dict[fx.Node, int] = {}  # each of them is read as often as it has parts
     for at, node in enumerate(trace.ops):
         for operand in node.all_input_nodes:
-            last.update(dict.fromkeys(storages(operand), at))
+            memories = storages(operand)
+            if len(memories) > 1:
+                lists[operand] = at
+            else:
+                last.update(dict.fromkeys(memories, at))
         for memory in storages(node):
             groups.setdefault(memory, (at, []))[1].append(node)
             last[memory] = at
+    for several, at in lists.items():
+        for memory in storages(several):
+            last[memory] = max(at, last.get(memory, at))
     return groups, last
 
 

@@ -41,26 +41,35 @@ from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
 from tracefuse.findings.order import below_text, in_order
 from tracefuse.lint import LINTS
+from tracefuse.measure.launches import HOST_US, MEASURED
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.datasheets import DataSheet
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import origin
-from tracefuse.text import counted
+from tracefuse.text import counted, time_text
 
 MOST_REASONS = 2  # of a pass that are told for one finding
 MOST_LEFT = 2  # findings of the trace after the passes that are told for one of the captured trace
 
 
+class Small(tuple[Finding, ...]):
+    """Findings of which a count alone is told. Prints as paragraphs."""
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(str, self))
+
+
 class Findings(tuple[Finding, ...]):
     """In the order of `tracefuse.findings.order`. Prints as paragraphs, with what measures modelled times; without any, as
     what was looked for. `below` are those whose share of the step is too small to be told, `ignored` those that a comment on
-    their line hides: see `tracefuse.findings.ignored`."""
+    their line hides: see `tracefuse.findings.ignored`. `launching` says that the step is bound by launches, where it is."""
 
     provenance: str
     looked_for: Iterable[str]
     ignored: tuple[Finding, ...]
-    below: tuple[Finding, ...]
+    below: Small
+    launching: str
 
     def __new__(
         cls,
@@ -68,18 +77,21 @@ class Findings(tuple[Finding, ...]):
         provenance: str = "",
         looked_for: Iterable[str] | None = None,
         ignored: Iterable[Finding] = (),
+        launching: str = "",
     ) -> Self:
         shown, hidden = parted(found)
         made = super().__new__(cls, in_order(one for one in shown if not one.is_below))
-        made.below = tuple(one for one in shown if one.is_below)
+        made.below = Small(one for one in shown if one.is_below)
+        made.launching = launching
         made.provenance, made.looked_for = provenance, looked_for or looked_for_in_traces()
         made.ignored = (*ignored, *(one for one in hidden if not one.is_below))
         return made
 
     def __repr__(self) -> str:
         nothing = [] if self else [f"nothing found; looked for: {'; '.join(self.looked_for)}"]
-        counts = [below_text(self.below), ignored_text(self.ignored)]
-        said = [*map(str, self), how_to_measure(self.provenance) if self else "", *counts]
+        small = f"{below_text(self.below)}; `print(v.findings().below)` has them" if self.below else ""
+        how = [self.launching, how_to_measure(self.provenance)] if self else []
+        said = [*map(str, self), *how, small, ignored_text(self.ignored)]
         return "\n\n".join(filter(None, [*nothing, *said]))
 
 
@@ -106,7 +118,7 @@ def findings(variant: Switched, times: OpTimes, captured: OpTimes) -> Findings:
         return ran
     of_update = () if variant.update is None else variant.update.passes
     stays = bool(counts_in_python(variant.program))
-    mended = frozenset(one.id for one in ran if _mending(one, variant.config))
+    mended = frozenset(one.id for one in (*ran, *ran.below) if _mending(one, variant.config))
     return beside(ran, _diagnosed(variant, times, mended), variant.config, variant.passes, of_update, stays)
 
 
@@ -147,15 +159,16 @@ def beside(
             return _beside(one, left, config, steps, "v.passes")
         return one if stays else _beside(one, left, config, of_update, "v.update.passes")
 
-    told = [told_of(one) for one in ran]
-    return Findings([*told, *ran.below], ran.provenance, ignored=ran.ignored)
+    told = [told_of(one) for one in (*ran, *ran.below)]
+    return Findings(told, ran.provenance, ignored=ran.ignored, launching=ran.launching)
 
 
 def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[PassRecord], called: str) -> Finding:
     on = _mending(finding, config)
     if not on:
         return finding
-    still = [one for one in left if one.id == finding.id and _is_same(one, finding)]
+    among = (*left, *left.below) if finding.is_below else left
+    still = [one for one in among if one.id == finding.id and _is_same(one, finding)]
     about = set(finding.values)
     ran = [step for step in steps if step.name in on and not step.is_unchanged]
     acted = [step.name for step in ran if any(d.value in about for d in step.decisions)] or [s.name for s in ran] or on
@@ -218,7 +231,18 @@ def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
     asked = [detector for detector, makes in DETECTORS.items() if not wanted.isdisjoint(makes)]
     found = [_in_the_project(finding, lines) for detector in asked for finding in detector(case)]
     found = [finding for finding in found if not _is_inside(finding, case)]
-    return Findings(_told_once(found), case.times.provenance)
+    return Findings(_told_once(found), case.times.provenance, launching=_launching(case))
+
+
+def _launching(case: Case) -> str:
+    """That the host takes longer to launch the step's ops than they are modelled to run; "" where it does not."""
+    ops = case.trace.op_count + (0 if case.update is None else case.update.op_count)
+    if case.times.kind != "modelled" or HOST_US * ops <= case.step_us:
+        return ""
+    return (
+        f"The step is bound by launches: its {ops:,} ops are modelled to run {time_text(case.step_us)}, and launching "
+        f"them takes the host {time_text(HOST_US * ops)}: {MEASURED}. What counts is how many ops a fix spares."
+    )
 
 
 def _is_inside(finding: Finding, case: Case) -> bool:

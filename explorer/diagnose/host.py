@@ -49,6 +49,14 @@ _OF_A_LOOP = (
     "a library that owns the loop reads it there: an option of it may spare that, or have it seldom, such as how often it "
     "logs; of a transformers `Trainer` `logging_steps`, and `logging_nan_inf_filter=False`"
 )
+_OF_A_LIBRARY = (
+    "a library reads it there, in a line that is not yours: give the call what spares the read, such as {}, or ask the "
+    "library's authors for a form without it"
+)
+_OF_A_MASK = (
+    "no mask where nothing is padded (`attention_mask=None`), or one that needs no look (4-D, as attention adds it)"
+)
+_OF_AN_ARGUMENT = "a number of Python's in place of the tensor, or an option that leaves the check out"
 _OF_AN_OPTIMIZER = (
     "the optimizer reads it in its step: make it with `capturable=True` where it takes that, or take one that reads nothing, "
     "such as AdamW with `fused=True`"
@@ -174,6 +182,8 @@ def _remedy(stop: Stop) -> str:
     read = stop.read
     if stop.within is not None and read.kind not in _OF_TORCH:
         return _OF_A_LOOP
+    if stop.source is not None and stop.source.called is not None and read.kind in ("number", "shape"):
+        return _OF_A_LIBRARY.format(_OF_A_MASK if "mask" in stop.source.text else _OF_AN_ARGUMENT)
     if read.how == BRANCH or (read.kind == "number" and _IF.search(_code(stop))):
         return _OF_A_BRANCH
     return _OF_A_PLACE if read.how == PLACE else _FIX[read.kind]

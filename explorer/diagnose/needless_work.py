@@ -12,7 +12,7 @@ from tracefuse.findings.finding import Case, Finding, Fix, dtype
 from tracefuse.lint.facts import parameters_of, parts_of
 from tracefuse.lint.spared import one_by_one, spared_by_kernels, with_kernels
 from tracefuse.measure.op_times import roofline_of
-from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
+from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, rounded, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import behind_views, grouped
 from tracefuse.optimizers.pad import readers_of, take_losing, worth
@@ -126,10 +126,13 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
 
 
 def unaligned_matmuls(case: Case) -> Iterator[Finding]:
-    """Matmuls over a dimension whose rows are no multiple of 16 bytes: tensor cores are fed by slow kernels."""
+    """Matmuls over a dimension whose rows are no multiple of 16 bytes: tensor cores are fed by slow kernels. In float32
+    without TF32, which needs none, a remark: the same shapes are slow as soon as it is switched on."""
     tf32 = case.program.environment.get("tf32") == "True"
-    nodes = [n for n in case.trace.ops if n not in case.not_on_a_gpu and _on_tensor_cores(n, tf32) and _odd_width(n)]
-    for (width, wide), group in grouped(nodes, _odd_width).items():
+    nodes = [n for n in case.trace.ops if n not in case.not_on_a_gpu and _is_matmul(n) and _odd_width(n)]
+    on_cores = [n for n in nodes if _on_tensor_cores(n, tf32)]
+    yield from _beside_tensor_cores(case, [n for n in nodes if n not in on_cores])
+    for (width, wide), group in grouped(on_cores, _odd_width).items():
         (us, is_padded), multiple = _spared_by_padding(case, group), ALIGNED_BYTES // val(group[0]).element_size()
         severity, whole_us = case.severity(us), case.us(group)
         yield from case.finding(
@@ -149,6 +152,22 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
         )
 
 
+def _beside_tensor_cores(case: Case, matmuls: Sequence[fx.Node]) -> Iterator[Finding]:
+    for (width, _), group in grouped(matmuls, _odd_width).items():
+        us, wide = case.us(group), rounded(width, 2)  # as half precision wants it
+        yield from case.finding(
+            "unaligned-matmul",
+            case.severity(us) and "low",
+            f"{len(group)} matmuls over an unaligned dimension of {width:,}",
+            (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", f"{dtype(group[0])}, without TF32")),
+            group,
+            group[0],
+            f"before TF32 or half precision is switched on, pad it in the model (a vocabulary: set vocab_size={wide}; the "
+            "added classes are never targets)",
+            "little without TF32",
+        )
+
+
 def _spared_by_padding(case: Case, matmuls: Sequence[fx.Node]) -> tuple[float, bool]:
     """The microseconds that matmuls take beyond padded ones, with copies for those that `pad` finds worth that; whether there
     is any of these."""
@@ -163,12 +182,16 @@ def _spared_by_padding(case: Case, matmuls: Sequence[fx.Node]) -> tuple[float, b
     return sum(max(0.0, one) for one in us.values()), bool(gaining)
 
 
-def _on_tensor_cores(node: fx.Node, tf32: bool) -> bool:
-    """Whether it is a matmul that tensor cores can do: of half precision, or of float32 where that may be rounded to TF32."""
+def _is_matmul(node: fx.Node) -> bool:
     value = node.meta["val"]
     if work(node) != "matmul" or not isinstance(value, torch.Tensor):  # a head with its loss in chunks pads by itself
         return False
-    return value.element_size() == 2 or (tf32 and value.dtype is torch.float32)
+    return value.element_size() == 2 or value.dtype is torch.float32
+
+
+def _on_tensor_cores(node: fx.Node, tf32: bool) -> bool:
+    """Whether tensor cores can do this matmul: of half precision, or of float32 where that may be rounded to TF32."""
+    return bool(val(node).element_size() == 2 or tf32)
 
 
 def _odd_width(node: fx.Node) -> tuple[int, int] | None:

@@ -149,7 +149,9 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     counting = counts_in_python(case.program)
     is_fused = bool(stepped) and all(step.source in fused for step in stepped)
     captured = case.trace if case.program.update is None else case.program.update.trace
-    gains = [one for one in stepped if _gains_by_fusing(one, captured) or (one in counting and "fused" in _options(one))]
+    gains = [
+        one for one in stepped if _gains_by_fusing(one, captured) or (one in counting and "fused" in _options(one))
+    ]
     unfused = dict.fromkeys(one.kind for one in gains)
     first = f"make {' and '.join(unfused)} with `fused=True`, " if unfused else ""
     steps = {str(step.source) for step in stepped}
@@ -160,7 +162,7 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     yield from case.finding(
         "update-share",
         severity,
-        f"the update{f' of {kinds}' if kinds else ''} takes a large part of the step",
+        f"the update{f' of {kinds}' if kinds else ''} takes a notable share of the step",
         tuple((line or "no line", share_text(case.us(ops), case.step_us)) for line, ops in by_time[:MOST_LINES]),
         nodes,
         at,

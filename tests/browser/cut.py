@@ -33,9 +33,12 @@ CUT = """() => {
 # Controls and headings that lie over one another by more than a pixel, unless one is inside the other.
 OVERLAPPING = """() => {
     const root = document.querySelector("[data-testid=tf-root]");
-    const all = [...root.querySelectorAll("button, select, input, th, [role=columnheader], [role=tab], label")];
-    const seen = all.filter((one) => one.checkVisibility({ visibilityProperty: true }) && !one.closest("dialog, .tf-stage, .tf-plot, .tf-tree-space"));
-    const boxes = seen.map((one) => [one, one.getBoundingClientRect()]).filter(([, { width, height }]) => width > 1 && height > 1);
+    const controls = "button, select, input, th, [role=columnheader], label";
+    const drawn = "dialog, .tf-stage, .tf-plot, .tf-tree-space";
+    const isSeen = (one) => one.checkVisibility({ visibilityProperty: true }) && !one.closest(drawn);
+    const seen = [...root.querySelectorAll(controls)].filter(isSeen).map((one) => [one, one.getBoundingClientRect()]);
+    const boxes = seen.filter(([, { width, height }]) => width > 1 && height > 1);
+    const name = (one) => `${one.textContent.trim().slice(0, 30)} | ${one.className}`;
     const found = [];
     for (const [at, [one, a]] of boxes.entries()) {
         for (const [other, b] of boxes.slice(at + 1)) {
@@ -45,7 +48,7 @@ OVERLAPPING = """() => {
             if (wide <= 1 || high <= 1) continue;
             const scrolls = [one, other].map((each) => each.closest(".tf-side, .tf-tab-body, .tf-aside"));
             if (scrolls[0] !== scrolls[1]) continue;
-            found.push(`${one.textContent.trim().slice(0, 30)}|${one.className} over ${other.textContent.trim().slice(0, 30)}|${other.className}`);
+            found.push(`${name(one)} over ${name(other)}`);
         }
     }
     return found;
@@ -54,6 +57,8 @@ OVERLAPPING = """() => {
 # Tabs that are not wholly inside their strip, or the page.
 HIDDEN_TABS = """() => {
     const strip = document.querySelector(".tf-tabs").getBoundingClientRect();
-    const outside = ({ left, right, top, bottom }) => left < strip.left - 1 || right > Math.min(strip.right, innerWidth) + 1 || top < strip.top - 1 || bottom > strip.bottom + 1;
-    return [...document.querySelectorAll("[role=tab]")].filter((one) => outside(one.getBoundingClientRect())).map((one) => one.textContent);
+    const right = Math.min(strip.right, innerWidth);
+    const isWhole = (box) => box.left >= strip.left - 1 && box.right <= right + 1 && box.bottom <= strip.bottom + 1;
+    const tabs = [...document.querySelectorAll("[role=tab]")];
+    return tabs.filter((one) => !isWhole(one.getBoundingClientRect())).map((one) => one.textContent);
 }"""

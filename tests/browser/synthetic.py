@@ -44,8 +44,8 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
     kernels = sorted({value["kernel"] for value in values.values() if value["kernel"]})
     return {
         "version": 2, "config": _config(fused), "call": "c.optimize()", "usage": "", "blocked": None, "runs_triton": False,
-        "passes": [_pass(fused)], "values": values, "layers": [], "findings": [], "below": "", "timing": None, "notes": [],
-        "steps": None, "update": None, "unused": {"provenance": "modelled", "ops": []},
+        "passes": [_pass(fused)], "values": values, "layers": [], "findings": [], "below": "", "small": [],
+        "timing": None, "notes": [], "steps": None, "update": None, "unused": {"provenance": "modelled", "ops": []},
         "summary": {
             "ops": [len(ops), len(ops)], "saved_bytes": _SIZES, "peak_bytes": _SIZES, "beside_budget": 0, "least_peak": 1,
             "measured_peak_bytes": None,

@@ -97,6 +97,32 @@ HARNESS = """() => {
         }
         return [new Set(wanted).size, [...new Set(problems)]];
     };
+    // What stands in a panel itself: chips, rows, headings that sort, sources that unfold; `most` of them, from end to end.
+    const inPanel = `.tf-tab-body :is(${controls}, [role=row], [data-value], canvas):not(:disabled, [aria-disabled=true])`;
+    const inside = () => [...root().querySelectorAll(inPanel)].filter((one) => one.checkVisibility() && !one.closest(fixed));
+    window.useInside = async (number, status, tab, most) => {
+        const problems = [];
+        await window.reset(number, status, tab);
+        const count = inside().length;
+        const step = Math.max(1, Math.floor(count / most));
+        for (let at = 0; at < count; at += step) {
+            await window.reset(number, status, tab);
+            window.set("selected", "");
+            await frame();
+            const before = places();
+            const one = inside()[at];
+            if (!one) continue;
+            const name = nameOf(one).slice(0, 60);
+            one.focus?.({ preventScroll: true });
+            use(one);
+            await frame();
+            problems.push(...moved(before, places()).map((text) => `${name} moves ${text}`));
+            const focus = document.activeElement;
+            if (!root().contains(focus) && focus !== document.body) problems.push(`${name} takes the keyboard out`);
+            if (document.documentElement.scrollWidth > innerWidth) problems.push(`${name} makes the page scroll`);
+        }
+        return [count, [...new Set(problems)]];
+    };
 }"""
 # A kernel of the page's own: it answers with the payloads that there are.
 ANSWER = """() => {
@@ -181,6 +207,17 @@ def test_no_panels_bar_moves_another_control(live: Page, tab: str) -> None:
     for number in (0, 3):
         _, problems = live.evaluate("given => useAll(...given)", [number, IDLE, tab, True])
         assert problems == []
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_nothing_in_a_panel_moves_a_control(live: Page, tab: str) -> None:
+    """In each state that a panel may be in; what unfolds in it scrolls in it."""
+    live.set_viewport_size({"width": 1024, "height": 768})
+    for state in ("captured", "measured", "pinned", "all off"):
+        number, status = STATES[state]
+        count, problems = live.evaluate("given => useInside(...given)", [number, status, tab, 8])
+        assert count > 0 or tab in ("timing", "notes", "findings", "memory")
+        assert problems == [], state
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import programs
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, fx
 
 import tracefuse
+from tracefuse.optimizers import liveness
+from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.liveness import lifetimes, live_bytes, peak_bytes, saved_bytes, saved_values
 from tracefuse.optimizers.trace import Trace, phase
 
@@ -133,3 +136,24 @@ def test_a_trace_without_ops_needs_nothing() -> None:
     trace = Trace(fx.Graph(), (), ())
     trace.graph.output(())
     assert (live_bytes(trace), peak_bytes(trace), saved_bytes(trace)) == ([], 0, 0)
+
+
+def test_a_list_of_many_tensors_is_looked_through_as_often_as_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer that works list by list has ops with a result for each parameter, and reads each of them alone."""
+    seen = [0]
+
+    class Counted(dict[int, int]):
+        def __iter__(self) -> Iterator[int]:
+            seen[0] += len(self)
+            return super().__iter__()
+
+    def looks(count: int) -> int:
+        tensors = [torch.ones(4) for _ in range(count)]
+        trace = tracefuse.capture(lambda: [one * 2 for one in torch._foreach_add(tensors, 1.0)]).trace
+        seen[0] = 0
+        liveness.lifetimes(trace)
+        return seen[0]
+
+    monkeypatch.setattr(liveness, "storages", lambda node: Counted(storages(node)))
+    few, many = looks(50), looks(200)
+    assert many <= 1.3 * 4 * few

@@ -416,6 +416,8 @@ interface Payload {
   findings: Finding[];
   /** How many have too small a share of the step to be told, and which; "" for none. */
   below: string;
+  /** Those of which `below` tells a count alone. */
+  small: Finding[];
   /** By the detectors. */
   looked_for: string[];
   /** What "before" is everywhere: the captured trace, or a pinned configuration. */

@@ -29,7 +29,7 @@ from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.origins import Source
-from tracefuse.optimizers.trace import Trace, recomputes
+from tracefuse.optimizers.trace import Trace, origin, phase, recomputes
 from tracefuse.tables.folding import folded_paths
 from tracefuse.tables.replaced import (
     Replaced,
@@ -75,20 +75,37 @@ def kernel_records(
     rows = {row.name: row for row in kernel_rows(whole, times.us, peaks)} if times else {}
     calls, folds = calls_by_kernel(whole), folded_paths(variant.baseline.whole)
     found, stood = replaced_in(variant), stood_for(variant) if stood is None else stood
+    parameters = {entry.name: entry.source for entry in whole.inputs if entry.kind == "parameter"}
     return [
         kernel_record(kernel, count, owner_of(kernel.name, variant))
         | speed_record(rows.get(kernel.name), times, peaks, calls[kernel.name], variant.runs_triton)
-        | {"said": _said(calls[kernel.name], found, folds), "part": calls[kernel.name][0].name}
+        | {"said": _said(calls[kernel.name], found, folds, parameters), "part": calls[kernel.name][0].name}
         | {"replaces": _replaces(calls[kernel.name], found, stood, of(variant.baseline.whole))}
         | {"resources": (inspected or {}).get(kernel.name)}
         for kernel, count in kernel_calls(whole)
     ]
 
 
-def _said(calls: Sequence[fx.Node], found: Mapping[str, Replaced], folds: Mapping[str, str]) -> str:
+def _said(
+    calls: Sequence[fx.Node], found: Mapping[str, Replaced], folds: Mapping[str, str], parameters: Mapping[str, str]
+) -> str:
     first = found.get(calls[0].name)
     ops = first.ops if first else calls[0].target.body.ops  # type: ignore[union-attr]
-    return f"{kernel_said(ops)}{placed(calls, folds)}"
+    return f"{kernel_said(ops)}{_of_parameters(calls, folds, parameters)}{placed(calls, folds)}"
+
+
+def _of_parameters(calls: Sequence[fx.Node], folds: Mapping[str, str], parameters: Mapping[str, str]) -> str:
+    """Whose update it is, where no module runs it: " of h.*.mlp.up.weight", " of 16 parameters"."""
+    if any(origin(call).module for call in calls) or phase(calls[0]) != "update":
+        return ""
+    read = [parameters[one.name] for call in calls for one in call.all_input_nodes if one.name in parameters]
+    paths = dict.fromkeys(_folded(source, folds) for source in read)
+    return "" if not paths else f" of {next(iter(paths))}" if len(paths) == 1 else f" of {len(set(read))} parameters"
+
+
+def _folded(source: str, folds: Mapping[str, str]) -> str:
+    module, _, name = source.rpartition(".")
+    return f"{folds[module]}.{name}" if folds.get(module) else source
 
 
 # --- what it stands for ---

@@ -147,6 +147,7 @@ def payload(
         "unused": unused_record(variant.capture.dropped),
         "findings": found,
         "below": below_text(findings.below),
+        "small": finding_records(findings.below, variant, tried or {}),
         "looked_for": list(looked_for()),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, stale, None if stale else work) if known else None,

@@ -49,6 +49,8 @@ def sentence_record(
     lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
+    if clock.launch_us is not None:
+        done, actions = ([_in_launches(one, findings, ops[0]) for one in some] for some in (done, actions))
     return {
         "said": " ".join([*head, lever]),
         "head": " ".join(head),
@@ -58,6 +60,13 @@ def sentence_record(
 
 def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str] = ()) -> dict[str, Any]:
     return {"key": finding["key"], "title": finding["title"], "worth": in_short(worth), "kind": kind, "by": list(by)}
+
+
+def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], captured: int) -> dict[str, Any]:
+    """The action with what it is about in launches, since its kernels' time is none of the step's."""
+    count = next(len(one["values"]) for one in findings if one["key"] == action["key"])
+    is_time = count and action["kind"]
+    return action | {"worth": f"{count:,} of {captured:,} launches", "kind": ""} if is_time else action
 
 
 def _step(clock: Clock, is_on_gpu: bool) -> str:

@@ -64,3 +64,33 @@ def test_all_tabs_are_seen_whatever_they_count(
     assert page.evaluate(HIDDEN_TABS) == []
     assert page.evaluate(OVERLAPPING) == []
     page.close()
+
+
+# Where the canvas of the timeline is asked to write what the peak of a program is, on the screen.
+PEAKS = """() => {
+    window.peaks = {};
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+        if (/^peak .* · /.test(text)) {
+            const frame = this.canvas.getBoundingClientRect();
+            const scale = this.getTransform().a / devicePixelRatio;
+            window.peaks[text] = { left: frame.left + x * scale, y: frame.top + y * scale, width: this.measureText(text).width };
+        }
+        return write.call(this, text, x, y);
+    };
+}"""
+
+
+def test_the_peak_and_the_line_that_is_dragged_are_both_read(browser: Browser, written: Path) -> None:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.add_init_script(f"({PEAKS})()")
+    page.goto(written.as_uri())
+    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    page.get_by_test_id("tf-tab-timeline").click()
+    label = page.locator(".tf-memory-label").bounding_box()
+    assert label is not None
+    page.wait_for_function("Object.keys(window.peaks).length > 0")
+    for text, at in page.evaluate("window.peaks").items():
+        beside = at["left"] + at["width"] < label["x"] or at["left"] > label["x"] + label["width"]
+        assert beside or abs(at["y"] - label["y"] - label["height"] / 2) > 12, text
+    page.close()

@@ -200,13 +200,14 @@ def test_pointwise_ops_one_by_one_until_they_are_fused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "dtype", "count"), [(1000, torch.bfloat16, 0), (1001, torch.bfloat16, 1), (1001, torch.float32, 0)]
+    ("width", "dtype", "count"),
+    [(1000, torch.bfloat16, 0), (1001, torch.bfloat16, 1), (1000, torch.float32, 0), (1001, torch.float32, 1)],
 )
 def test_a_head_of_an_odd_width(width: int, dtype: torch.dtype, count: int) -> None:
     x, w = torch.randn(256, 256, dtype=dtype), torch.randn(width, 256, dtype=dtype, requires_grad=True)
     findings = found("unaligned-matmul", case(tracefuse.capture(lambda: (x @ w.t()).sum().backward())))
     assert len(findings) == count
-    assert all("1,001" in one.title and "1,024" in one.fix for one in findings)
+    assert all("1,001" in one.title and re.search("1,?024", one.fix) for one in findings)
 
 
 def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() -> None:
@@ -270,7 +271,11 @@ def test_identical_layers_are_one_place_for_pointwise_ops() -> None:
 def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None:
     x, w = torch.randn(256, 256), torch.randn(1001, 256, requires_grad=True)
     plain = case(tracefuse.capture(lambda: (x @ w.t()).sum().backward()))
-    assert not found("unaligned-matmul", plain)
+    (remark,) = found("unaligned-matmul", plain)
+    assert remark.title.endswith("matmuls over an unaligned dimension of 1,001")
+    assert (remark.severity, remark.changes, remark.worth_us) == ("low", None, None)
+    assert remark.fix.startswith("before TF32 or half precision is switched on, pad it in the model (a vocabulary: ")
+    assert remark.worth == "little without TF32"
     (finding,) = found("unaligned-matmul", known(plain, environment={"tf32": "True"}))
     assert "1,001, which is no multiple of 4" in finding.title
 
@@ -283,6 +288,28 @@ def test_an_odd_number_of_rows_leaves_them_aligned(rows: int) -> None:
     weights = torch.randn(rows, 128, dtype=torch.bfloat16)
     capture = tracefuse.capture(lambda: ((x @ w.t()) * weights).sum().backward())
     assert not found("unaligned-matmul", case(capture))
+
+
+def test_small_findings_are_counted_and_told_on_request() -> None:
+    """Three of a program, each below a hundredth of its step; what passes mend of them is said there too."""
+    x, tables = torch.randn(512, 512, requires_grad=True), torch.arange(8.0)
+
+    def step() -> None:
+        table = (tables * 2).sin() + torch.arange(8.0).cos()
+        (x @ x @ x @ x).sum().mul(table.sum()).backward()
+
+    found = tracefuse.capture(step).optimize().findings()
+    assert found.below
+    assert str(found).endswith("; `print(v.findings().below)` has them")
+    assert repr(found.below) == "\n\n".join(map(str, found.below))
+    assert all(one.is_below and one.fix for one in found.below)
+
+
+def test_a_step_that_its_kernels_take_longer_than_launches_is_not_bound_by_them() -> None:
+    x = torch.randn(2048, 2048, requires_grad=True)
+    found = tracefuse.capture(lambda: (x @ x @ x).sin().cos().sin().sum().backward()).variant(Config.off()).findings()
+    assert found
+    assert found.launching == ""
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
@@ -305,8 +332,10 @@ def test_findings_are_ordered_and_point_at_what_exists(name: str) -> None:
 def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -> None:
     capture = tracefuse.capture(programs.rope_full(torch.float32).run)
     found = capture.variant(Config.off()).findings()
-    counts = [below_text(found.below)] * bool(found.below)
-    assert str(found) == repr(found) == "\n\n".join([*map(str, found), how_to_measure(found.provenance), *counts])
+    small = f"{below_text(found.below)}; `print(v.findings().below)` has them"
+    last = [found.launching, how_to_measure(found.provenance), *[small] * bool(found.below)]
+    assert str(found) == repr(found) == "\n\n".join([*map(str, found), *last])
+    assert re.match(r"The step is bound by launches: its [\d,]+ ops are modelled to run [\d.]+ .s, ", found.launching)
     nothing = tracefuse.capture(lambda x: x @ x, torch.ones(64, 64)).findings()
     assert str(nothing).startswith("nothing found; looked for: A leaf lies on the CPU")
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import cuda_traces
+import fake_library
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.optimizers.trace import fake_mode
+from tracefuse.recording import frames
 from tracefuse.recording.host_reads import COPY, HostRead, Stop
 
 
@@ -327,3 +329,15 @@ def test_what_a_librarys_loop_reads_beside_an_update_is_no_scalers_and_named_whe
     assert [dict(one.evidence)["in the library"] for one in reads] == ["of_a_test.py:4  ", "of_a_test.py:5  "]
     assert all(one.source.endswith('library["train"](step)') and "Scaler" not in one.fix for one in reads)
     assert all("`logging_nan_inf_filter=False`" in one.fix for one in reads)
+
+
+@pytest.mark.parametrize(("call", "advice"), [("masked", "attention_mask=None"), ("scaled", "a number of Python's")])
+def test_what_a_library_reads_is_not_the_users_to_rewrite(monkeypatch: Any, call: str, advice: str) -> None:
+    monkeypatch.setattr(frames, "_INSTALLED", (*frames._INSTALLED, fake_library.__file__))
+    frames.is_installed.cache_clear()
+    x, operand = torch.randn(4, 4), torch.ones(4, 4, dtype=torch.bool) if call == "masked" else torch.tensor(2.0)
+    (finding,) = found("host-sync", case(tracefuse.capture(lambda: getattr(fake_library, call)(x, operand) * 2)))
+    assert "fake_library.py" in dict(finding.evidence)["in the library"]
+    assert finding.fix.startswith("a library reads it there, in a line that is not yours: ")
+    assert advice in finding.fix
+    assert "keep it a tensor" not in finding.fix

@@ -129,7 +129,7 @@ def test_what_is_spared_is_what_is_read_and_written_again() -> None:
 
 def test_the_share_of_the_update() -> None:
     (one,) = found(SHARE, stepped(foreach=False))
-    assert re.fullmatch(r"the update of AdamW takes a large part of the step", one.title)
+    assert re.fullmatch(r"the update of AdamW takes a notable share of the step", one.title)
     assert one.severity == "medium"
     assert one.evidence[0][0].endswith("optimizer.step()")
     assert not found(SHARE, stepped(fused=True, rows=8192))

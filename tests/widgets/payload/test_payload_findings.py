@@ -19,6 +19,7 @@ from findings import kind_said
 
 import tracefuse
 from tracefuse.config.configuration import Config
+from tracefuse.demo import GPT, batch
 from tracefuse.diagnose.fixes import NO_GPU
 from tracefuse.errors import FixError
 from tracefuse.widgets.html import to_html
@@ -241,3 +242,24 @@ def test_the_text_tells_which_lines_of_a_library_a_line_of_the_project_called() 
     for line in inside:
         assert f"  in the library: {line}\n" in to_text(shown)
         assert html.escape(f"in the library: {line}") in to_static_form(shown)
+
+
+def test_small_findings_are_sent_beside_their_count() -> None:
+    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.1), batch(61, 2, 12)
+    variant = tracefuse.capture(lambda: model(*data).backward()).optimize()
+    shown = payload(variant)
+    assert [one["key"] for one in shown["small"]] == [one.key for one in variant.findings().below]
+    assert bool(shown["small"]) == bool(shown["below"])
+
+
+def test_where_launches_bind_the_worth_of_an_action_is_in_launches() -> None:
+    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.1), batch(61, 2, 12)
+    shown = payload(tracefuse.capture(lambda: model(*data).backward()).variant(Config.off()))
+    assert shown["clock"]["launch_us"] is not None
+    ops, count = shown["summary"]["ops"][0], 0
+    for action in shown["sentence"]["actions"]:
+        (finding,) = [one for one in shown["findings"] if one["key"] == action["key"]]
+        if finding["values"] and finding["kind"]:
+            assert action["worth"] == f"{len(finding['values']):,} of {ops:,} launches"
+            count += 1
+    assert count

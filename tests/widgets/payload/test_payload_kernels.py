@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.build.modules import resources
+from tracefuse.demo import GPT, batch
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.costs.cost import Peaks
@@ -254,3 +256,19 @@ def test_it_is_inspected_under_the_block_sizes_that_it_runs_with() -> None:
 def test_a_kernel_that_is_not_there_cannot_be_inspected() -> None:
     with pytest.raises(OptionError, match="'nope'"):
         inspect_kernel(variant(), "nope")
+
+
+def test_kernels_of_an_update_are_called_after_what_they_update() -> None:
+    """All of them compute the same: without the parameter nothing would tell their rows apart."""
+    torch.manual_seed(0)
+    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with tracefuse.capture_step(n=2) as c:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(*data).backward()
+            optimizer.step()
+    said = [row["said"] for row in payload(c.optimize())["kernels"] if "lerp" in row["said"]]
+    assert len(said) == len(set(said)) > 3
+    assert any(re.search(r" of h\.\*\.mlp\.up\.weight ×2$", one) for one in said)
+    assert any(re.search(r" of \d+ parameters ×\d+$", one) for one in said)

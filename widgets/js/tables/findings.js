@@ -1,6 +1,6 @@
 // The Findings tab: each finding with its evidence in numbers, its line, what to do about it, and what a replay says.
 
-import { find, formatSeconds, h } from "../parts/dom.js";
+import { find, formatSeconds, h, plural } from "../parts/dom.js";
 import { chip, codeOf, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widgets.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
@@ -19,6 +19,7 @@ export class FindingsPanel {
     /** @type {Status | null} */
     this.status = null;
     this.live = false;
+    this.showsSmall = false;
     /** "KEY CHOICE" of what was asked for last. */
     this.asked = "";
   }
@@ -30,12 +31,33 @@ export class FindingsPanel {
     this.status = status;
     this.live = live;
     const focused = this.element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : undefined;
-    const { findings, below } = payload;
-    this.element.replaceChildren(...(findings.length > 0 ? findings.map((one) => this.card(one)) : nothing(payload.looked_for)), h("p", { class: "tf-note" }, below));
+    const { findings } = payload;
+    this.element.replaceChildren(...(findings.length > 0 ? findings.map((one) => this.card(one)) : nothing(payload.looked_for)), ...this.small(payload));
     if (focused) find(this.element, focused)?.focus({ preventScroll: true });
   }
 
   mark() {}
+
+  /** Those that are too small to stand among the others: their count, and behind it a card each. @param {Payload} payload */
+  small({ small, below }) {
+    if (small.length === 0) return [];
+    const cards = h("div", { class: "tf-findings" });
+    const details = h("details", { class: "tf-small", open: this.showsSmall }, h("summary", { "data-testid": "tf-small" }, below), cards);
+    const fill = () => cards.firstChild || cards.append(...small.map((one) => this.card(one)));
+    details.addEventListener("toggle", () => {
+      this.showsSmall = details.open;
+      if (details.open) fill();
+    });
+    if (this.showsSmall) fill();
+    return [details];
+  }
+
+  /** Where the host launches ops for longer than they run, their time tells little. @param {Finding} one */
+  launched({ values }) {
+    const { clock, summary } = /** @type {Payload} */ (this.payload);
+    if (clock.launch_us === null || values.length === 0) return null;
+    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `These are ${plural(values.length, "op")} of the ${summary.ops[0].toLocaleString("en")} as captured. Launching takes longer here than running: what counts is how many ops a fix spares.`);
+  }
 
   /** @param {Finding} one */
   card(one) {
@@ -49,6 +71,7 @@ export class FindingsPanel {
       one.bars.length > 0 && bars(one.bars),
       one.fix && h("div", { class: "tf-block" }, copyButton(codeOf(one), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part)))),
       one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), kindMark(one.kind), " ", one.worth),
+      this.launched(one),
       one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended.replaceAll("`", "")),
       ...one.trials.map((trial, choice) => this.trial(one, trial, choice)),
       h("div", { class: "tf-finding-foot" }, this.tryIt(one), h("span", { class: "tf-chips" }, one.values.slice(0, SHOWN_VALUES).map((name) => chip(name, this.act)), more > 0 && `+${more}`)),

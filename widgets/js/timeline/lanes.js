@@ -43,7 +43,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     const row = layout.rows[one.number];
     drawTitle(one, row.title);
     one.program.lanes.forEach((_, i) => drawLane(one, i, row.lanes[i]));
-    drawMemory(one, row.memory, most);
+    drawMemory(one, row.memory, most, one === shown.at(-1));
   }
   drawOverview();
   if (range) drawRange(range);
@@ -167,8 +167,8 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
 
   // --- memory, overview, marks ---------------------------------------------------------------------------------------
 
-  /** @param {Shown} one @param {Band} band @param {number} most bytes at the top */
-  function drawMemory({ memory, profile, measuredPeak }, band, most) {
+  /** @param {Shown} one @param {Band} band @param {number} most bytes at the top @param {boolean} isLast */
+  function drawMemory({ memory, profile, measuredPeak }, band, most, isLast) {
     if (memory.ops.length === 0) return;
     context.fillStyle = colours.lineStrong;
     context.fillRect(layout.gutter, band.y + band.height - 1, plot, 1);
@@ -177,7 +177,7 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     const level = (/** @type {number} */ bytes) => band.y + band.height - 1 - (bytes / most) * (band.height - 1);
     if (profile) drawArea(profile, level);
     if (measuredPeak !== null) drawLevel(`measured peak ${formatBytes(measuredPeak)}`, level(measuredPeak));
-    if (profile) drawPeak(memory, profile, level);
+    if (profile) drawPeak(memory, profile, level, isLast);
     if (profile) drawAgain(memory, profile, band);
   }
 
@@ -227,15 +227,16 @@ export function paint(context, layout, width, { window, span, shown, overviews, 
     written(text, layout.gutter + 6, y + 9, colours.warn);
   }
 
-  /** @param {Memory} memory @param {Profile} profile @param {(bytes: number) => number} level */
-  function drawPeak(memory, profile, level) {
+  /** @param {Memory} memory @param {Profile} profile @param {(bytes: number) => number} level @param {boolean} isLast */
+  function drawPeak(memory, profile, level, isLast) {
     const x = xOf(profile.at[profile.ops.indexOf(memory.at)]);
     if (x < layout.gutter || x > width) return;
     const y = level(memory.peak);
     triangle(x, y - 1, 5, colours.brand);
     const text = `peak ${formatBytes(memory.peak)} · ${memory.at}`;
     const length = text.length * CHARACTER;
-    written(text, x + 10 + length > width ? x - 10 - length : x + 9, Math.max(y - 3, 0), colours.text);
+    // Above the last memory lies the line that is dragged, with words of its own: there the peak is named below it.
+    written(text, x + 10 + length > width ? x - 10 - length : x + 9, isLast ? y + 12 : Math.max(y - 3, 0), colours.text);
   }
 
   /** Text that stays readable on whatever is below it. @param {string} text @param {number} x @param {number} y @param {string} colour */

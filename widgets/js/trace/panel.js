@@ -109,7 +109,7 @@ export class TreePanel {
     const times = members.length > 1 ? ` ×${members.length}` : "";
     const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it: ${path}. In the backward its own ops take ${share} of the step, more than those of any other module.`, "data-testid": "tf-tree-slowest" };
     const name = path.length > 48 ? `${path.slice(0, 47)}…` : path;
-    return h("button", attributes, `▲ slowest: ${name}${times}, its backward ${share} of the step`);
+    return h("button", attributes, `▲ slowest backward: ${name}${times}, ${share} of step`);
   }
 
   /** @param {View} view */

@@ -7,7 +7,7 @@ import { codeOf, copyButton, KINDS } from "../parts/widgets.js";
 
 /** Each in a place of its own. @param {Payload} payload @param {Act} act */
 export function first({ sentence, findings, looked_for: lookedFor, config }, act) {
-  const { actions } = sentence;
+  const actions = sentence.actions.filter((one) => findings.some(({ key }) => key === one.key));
   const [lever, ...left] = actions.filter(({ by }) => by.length === 0);
   // In the order of their numbers; what passes mend already has none, and comes last.
   const others = [...left, ...actions.filter(({ by }) => by.length > 0)];

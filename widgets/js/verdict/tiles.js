@@ -76,7 +76,7 @@ function timeTile(payload, live) {
 /** @param {Payload} payload */
 function kernelTile({ summary: { kernels }, runs_triton: runsTriton, timing }) {
   const launches = plural(kernels.launches, "launch", "launches");
-  const below = timing && !runsTriton ? note("unique · not run: CPU", `${launches}; Triton kernels did not run: a CPU runs their ATen operators`) : note(`unique · ${launches}`);
+  const below = timing && !runsTriton ? note("not run: CPU", `${launches}; Triton kernels did not run: a CPU runs their ATen operators`) : note(`in ${launches}`);
   return tile("kernels", [term("Triton kernels", "each computes a region: ops that read and write memory once, together")], [h("b", null, kernels.unique)], kernels.unique > 0 ? below : null);
 }
 

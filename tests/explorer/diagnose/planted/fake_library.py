@@ -62,3 +62,14 @@ class OfTheInput(EveryGradient):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return OfTheInput.gradient(ctx, gradient)
+
+
+def masked(scores: Tensor, attention_mask: Tensor) -> Tensor:
+    """A library's look at a mask, which the caller cannot edit."""
+    if attention_mask.all():
+        return scores
+    return scores.masked_fill(~attention_mask, float("-inf"))
+
+
+def scaled(scores: Tensor, scale: Tensor) -> Tensor:
+    return scores * scale.item()
