@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import cache
 
 from torch import fx
 
 from tracefuse.optimizers.fuse.remaking import is_cheap, nbytes_read
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
-from tracefuse.optimizers.ops import behind_views, is_view, read_by, readers
+from tracefuse.optimizers.ops import behind_views, is_view, reached, read_by, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.schedule import copy_again
 from tracefuse.optimizers.trace import Trace, human_bytes, phase
@@ -45,15 +44,17 @@ def compute_from_what_is_read(trace: Trace, region_of: Mapping[fx.Node, int], de
     for node, region in region_of.items():
         if phase(node) == "backward":
             members.setdefault(region, []).append(node)
+    position = {node: at for at, node in enumerate(trace.graph.nodes)}
     is_changed = False
     for region, ops in members.items():
         reads = _reads(ops, region, region_of)
-        for value in [one for one in reads if _may_be(one) and _is_kept(one, region_of)]:
-            again = _Chain(value, reads, parameters).found()
+        copies: dict[fx.Node, fx.Node] = {}
+        # In the order of the trace: what a later value is computed from is then a copy too, if it is one at all.
+        for value in sorted((n for n in reads if _may_be(n) and _is_kept(n, region_of)), key=position.__getitem__):
+            again = _Chain(value, reads, parameters, position).found()
             if again is None:
                 continue
-            _copy(again, value, ops)
-            del reads[value]
+            _copy(again, value, ops, copies)
             spared = nbytes_read(value)
             said = (
                 f"computed again from what its reader {ops[0].name} reads anyway: that spares it {human_bytes(spared)}"
@@ -79,36 +80,38 @@ def _is_kept(value: fx.Node, region_of: Mapping[fx.Node, int]) -> bool:
 
 
 class _Chain:
-    """The ops that compute a saved `value` from what a region reads besides."""
+    """The ops that compute a saved `value` from what a region reads besides; `position` is the order of the trace."""
 
-    def __init__(self, value: fx.Node, reads: Iterable[fx.Node], parameters: set[fx.Node]) -> None:
-        self._value, self._parameters = value, parameters
+    def __init__(
+        self, value: fx.Node, reads: Iterable[fx.Node], parameters: set[fx.Node], position: Mapping[fx.Node, int]
+    ) -> None:
+        self._value, self._parameters, self._position = value, parameters, position
         self._there = {behind_views(one) for one in reads} - {value}
-        self._near = self._nearest()
-        self._least = cache(self._weigh)
+        self._computed: dict[fx.Node, float] = {}
+        """The fewest bytes that are read where a node is computed."""
+        for node in sorted(self._nearest(), key=position.__getitem__):
+            self._computed[node] = math.fsum(map(self._least, node.all_input_nodes))
 
     def found(self) -> list[fx.Node] | None:
         """In the order of the trace; None if there is no such chain, or one that is too long or reads too much."""
-        again: dict[fx.Node, None] = {}
-        if self._computed(self._value) * SMALL > nbytes_read(self._value):
+        if self._computed[self._value] * SMALL > nbytes_read(self._value):
             return None
-        self._collect(self._value, again)
-        return list(again) if sum(not is_free(node) for node in again) <= MOST_OPS else None
+        again = reached([self._value], lambda n: filter(self._is_computed, n.all_input_nodes))
+        work = sum(not is_free(node) for node in again)
+        return sorted(again, key=self._position.__getitem__) if work <= MOST_OPS else None
 
     def _nearest(self) -> set[fx.Node]:
         """Forward ops, cheap ones, that lead to the value in at most `FARTHEST` steps."""
         near, edge = set[fx.Node](), [self._value]
         for _ in range(FARTHEST):
-            edge = [
-                n for n in edge if n not in near and n.op == "call_function" and phase(n) == "forward" and is_cheap(n)
-            ]
+            edge = [n for n in edge if n.op == "call_function" and phase(n) == "forward" and is_cheap(n)]
             near.update(edge)
-            edge = [operand for node in edge for operand in node.all_input_nodes]
+            edge = [n for n in dict.fromkeys(a for node in edge for a in node.all_input_nodes) if n not in near]
         return near
 
-    def _weigh(self, node: fx.Node) -> float:
+    def _least(self, node: fx.Node) -> float:
         """The fewest bytes that are read for `node`, or infinitely many."""
-        return 0.0 if is_constant(node) else min(self._as_it_is(node), self._computed(node))
+        return 0.0 if is_constant(node) else min(self._as_it_is(node), self._computed.get(node, math.inf))
 
     def _as_it_is(self, node: fx.Node) -> float:
         root = behind_views(node)
@@ -119,21 +122,17 @@ class _Chain:
         )
         return nbytes_read(node) if is_kept and root is not self._value else math.inf
 
-    def _computed(self, node: fx.Node) -> float:
-        return math.fsum(map(self._least, node.all_input_nodes)) if node in self._near else math.inf
-
-    def _collect(self, node: fx.Node, again: dict[fx.Node, None]) -> None:
-        """`node`, which is computed, behind what of its operands is computed too."""
-        for operand in node.all_input_nodes:
-            if operand not in again and not is_constant(operand) and self._computed(operand) < self._as_it_is(operand):
-                self._collect(operand, again)
-        again[node] = None
+    def _is_computed(self, node: fx.Node) -> bool:
+        return not is_constant(node) and self._computed.get(node, math.inf) < self._as_it_is(node)
 
 
-def _copy(again: Iterable[fx.Node], value: fx.Node, ops: Iterable[fx.Node]) -> None:
-    copies: dict[fx.Node, fx.Node] = {}
+def _copy(
+    again: Iterable[fx.Node], value: fx.Node, ops: Iterable[fx.Node], copies: dict[fx.Node, fx.Node]
+) -> None:
+    """Let `ops` read a copy of `value`, and note in their `copies` what is copied that was not yet."""
     for node in again:
-        with node.graph.inserting_after(node):
-            copies[node] = copy_again(node, copies, phase="backward", for_reader=True)
+        if node not in copies:
+            with node.graph.inserting_after(node):
+                copies[node] = copy_again(node, copies, phase="backward", for_reader=True)
     for op in ops:
         op.replace_input_with(value, copies[value])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
+import pytest
 import torch
 from rematerialised import leaf, saved, simple
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.passes import final, run_pipeline
-from tracefuse.optimizers.remat import Remat
+from tracefuse.optimizers.remat import Remat, read_anyway
 from tracefuse.optimizers.remat.schedule import forget
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace, recomputes
@@ -107,6 +109,40 @@ def test_a_long_stream_is_not_walked_to_its_start() -> None:
         return torch.relu(value) @ weight
 
     after_remat(fn)
+
+
+def test_a_value_that_another_one_is_computed_from_is_not_read_for_that() -> None:
+    """Both are saved for matmuls, and one kernel reads both; the later one comes first there."""
+    x, first, left, right = leaf(ROWS, COLUMNS), *(leaf(COLUMNS, COLUMNS) for _ in range(3))
+    scale, bias, shift, offset = (leaf(COLUMNS) for _ in range(4))
+
+    def fn() -> Tensor:
+        y = x @ first
+        inner = torch.relu((y - shift) * scale + bias)
+        outer = torch.relu(inner * offset + shift)
+        return inner @ left + outer @ right
+
+    after = after_remat(fn)
+    assert {"inner", "outer"} <= again(after)
+    assert reads(final(after, run_pipeline(after, [Fuse()]))) == [{"y"}]
+    copied = [recomputes(node) for node in after.ops if recomputes(node) in ("inner", "add", "mul")]
+    assert len(copied) == len(set(copied)), "the second one reads the copies that the first one made"
+
+
+def test_sums_that_cross_at_each_step_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path more for each step back would be a minute's work."""
+    monkeypatch.setattr(read_anyway, "FARTHEST", 28)
+    a, b, weight, scale = leaf(8, 16), leaf(8, 16), leaf(16, 16), leaf(16)
+
+    def fn() -> Tensor:
+        x, y = a @ weight, b @ weight
+        for _ in range(40):
+            x, y = x + y, x - y
+        return torch.relu(x * scale) @ weight
+
+    before, started = simple(fn), time.monotonic()
+    Remat().run(before, lambda _: None)
+    assert time.monotonic() - started < 10
 
 
 def test_batch_norms_and_relus_of_a_net_read_no_relu_in_their_backward() -> None:
