@@ -39,7 +39,7 @@ async function bundled() {
 }
 
 /** 13 bits are two of these 91 letters, of which none ends a string or opens a tag: a thirteenth shorter than base64. */
-const LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&_,;~()[]{}@%#$'`>|";
+const LETTERS = Array.from({ length: 94 }, (_, at) => String.fromCharCode(33 + at)).filter((one) => !'"<\\'.includes(one)).join("");
 
 /** @param {Buffer} bytes */
 function written(bytes) {
@@ -61,15 +61,12 @@ async function packed(text) {
   const { default: zopfli } = await import("@gfx/zopfli");
   const bytes = await zopfli.deflateAsync(Buffer.from(text), { numiterations: 15 });
   return `// Made by widgets/js/build.mjs.
-const letters = "${LETTERS}";
 const packed = "${written(bytes)}";
 const data = new Uint8Array(${bytes.length});
-let at = 0, from = 0, bits = 0, count = 0;
-const digit = () => letters.indexOf(packed[from++]);
-while (at < data.length) {
-  bits = (bits << 13) | (digit() * 91 + digit());
-  for (count += 13; count > 7; bits &= (1 << count) - 1) data[at++] = bits >> (count -= 8);
-}
+let at = 0, i = 0, b = 0, n = 0;
+const digit = (c = packed.charCodeAt(i++)) => c - 33 - (c > 34) - (c > 60) - (c > 92);
+while (at < data.length)
+for (b = b << 13 | digit() * 91 + digit(), n += 13; n > 7; b &= (1 << n) - 1) data[at++] = b >> (n -= 8);
 const text = await new Response(new Blob([data]).stream().pipeThrough(new DecompressionStream("deflate-raw"))).text();
 const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
 export const { default: view, mountPage } = await import(url);

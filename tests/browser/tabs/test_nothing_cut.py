@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page
 from traces import captured_step
 
 from tests.browser.contrast import TABS
-from tests.browser.cut import CUT, HIDDEN_TABS, OVERLAPPING
+from tests.browser.tabs.cut import CUT, HIDDEN_TABS, OVERLAPPING
 from tracefuse.widgets.html import write_html
 
 pytestmark = pytest.mark.browser
@@ -94,3 +94,14 @@ def test_the_peak_and_the_line_that_is_dragged_are_both_read(browser: Browser, w
         beside = at["left"] + at["width"] < label["x"] or at["left"] > label["x"] + label["width"]
         assert beside or abs(at["y"] - label["y"] - label["height"] / 2) > 12, text
     page.close()
+
+
+@pytest.mark.parametrize("tab", ["trace", "layers", "kernels", "board"])
+def test_headings_are_whole(page: Page, tab: str) -> None:
+    """Also without dots: a heading that is shortened names no column."""
+    page.get_by_test_id(f"tf-tab-{tab}").click()
+    headings = page.locator(".tf-tab-body :is(th[scope=col], [role=columnheader]):visible")
+    assert headings.count() > 3
+    short = """all => all.filter((one) => one.clientWidth > 8 && one.scrollWidth > one.clientWidth + 1)
+        .map((one) => one.textContent)"""
+    assert headings.evaluate_all(short) == []

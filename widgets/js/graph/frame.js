@@ -20,7 +20,7 @@ export class GraphFrame {
   live = h("div", { class: "tf-graph-live", role: "status", "data-testid": "tf-graph-live" });
   stage = h("div", { class: "tf-graph-stage" }, this.canvas, this.map, this.window, this.tip, this.live);
   depth = h("output", { "data-testid": "tf-graph-depth" });
-  legend = h("ul", { class: "tf-graph-legend", "aria-label": "Colours", tabindex: "0", "data-testid": "tf-graph-legend" });
+  legend = h("ul", { class: "tf-graph-legend", "aria-label": "colours", tabindex: "0", "data-testid": "tf-graph-legend" });
 
   /** @param {Controls} controls */
   constructor(controls) {

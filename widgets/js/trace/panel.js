@@ -84,7 +84,7 @@ export class TreePanel {
     this.unit = unitOf(this.tree.total);
     this.hasUpdate = payload.update !== null;
     this.body.classList.toggle("tf-tree-with-update", this.hasUpdate);
-    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : kind === "time" ? `${label}, ${this.unit?.name}` : label }, kind === "time" ? `${label}, ${this.unit?.name}` : label)));
+    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : label }, kind === "name" ? `${label}, in ${this.unit?.name}` : label)));
   }
 
   /** Whose times these are, and which module to look at first. */
@@ -107,9 +107,9 @@ export class TreePanel {
   slowestButton({ path, us, members }, tree) {
     const share = percent(us, time(tree.total));
     const times = members.length > 1 ? ` ×${members.length}` : "";
-    const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it: ${path}. In the backward its own ops take ${share} of the step, more than those of any other module.`, "data-testid": "tf-tree-slowest" };
+    const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it: ${path}. Its own ops in the backward take ${share} of the step.`, "data-testid": "tf-tree-slowest" };
     const name = path.length > 48 ? `${path.slice(0, 47)}…` : path;
-    return h("button", attributes, `▲ slowest backward: ${name}${times}, ${share} of step`);
+    return h("button", attributes, `▲ slowest: ${name}${times}, ${share} of step`);
   }
 
   /** @param {View} view */
