@@ -22,7 +22,7 @@ COUNTS = """() => {
     const [kernel] = payload.kernels;
     const [note] = payload.notes.length ? payload.notes : [{ kind: "note", text: "a guard" }];
     const [finding] = payload.findings;
-    const many = (one, key) => Array.from({ length: 128 }, (_, at) => ({ ...one, [key]: `${one[key]}_${at}` }));
+    const many = (one, key) => [...Array(128).keys()].map((at) => ({ ...one, [key]: `${one[key]}_${at}` }));
     const kernels = many(kernel, "name").map((one) => ({ ...one, ops: [] }));
     set("payload", { ...payload, kernels, notes: many(note, "text"), findings: [...payload.findings, ...many(finding, "key")] });
 }"""
@@ -74,7 +74,8 @@ PEAKS = """() => {
         if (/^peak .* · /.test(text)) {
             const frame = this.canvas.getBoundingClientRect();
             const scale = this.getTransform().a / devicePixelRatio;
-            window.peaks[text] = { left: frame.left + x * scale, y: frame.top + y * scale, width: this.measureText(text).width };
+            const { width } = this.measureText(text);
+            window.peaks[text] = { left: frame.left + x * scale, y: frame.top + y * scale, width };
         }
         return write.call(this, text, x, y);
     };
