@@ -24,7 +24,8 @@ COUNTS = """() => {
     const [finding] = payload.findings;
     const many = (one, key) => [...Array(128).keys()].map((at) => ({ ...one, [key]: `${one[key]}_${at}` }));
     const kernels = many(kernel, "name").map((one) => ({ ...one, ops: [] }));
-    set("payload", { ...payload, kernels, notes: many(note, "text"), findings: [...payload.findings, ...many(finding, "key")] });
+    const findings = payload.findings.concat(many(finding, "key"));
+    set("payload", { ...payload, kernels, notes: many(note, "text"), findings });
 }"""
 
 
