@@ -85,8 +85,11 @@ class _Refused(RuntimeError):
 def replace_memsets(graph: int) -> int:
     """Let kernels do what the small memsets of a graph do that is not instantiated yet; `graph` is its `cudaGraph_t`.
 
-    Returns how many there were. A memset whose edges are not plain stays.
+    Returns how many there were. A memset whose edges are not plain stays; so do all where the driver's library has another
+    name than on Linux.
     """
+    if _driver() is None:
+        return 0
     found = [(node, memset) for node in _nodes(graph) if (memset := _small_memset(node)) is not None]
     return sum(_replace(graph, node, memset) for node, memset in found)
 
@@ -164,8 +167,15 @@ def _loaded(context: int | None) -> int | None:
 
 
 @functools.cache
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
 def _function(name: str) -> Callable[..., int]:
-    return getattr(ctypes.CDLL("libcuda.so.1"), name)
+    return getattr(_driver(), name)
 
 
 def _call(name: str, *arguments: Any) -> None:

@@ -90,7 +90,8 @@ class _Table:
         """
         reading = [piece for piece in self.reading.get(value, ()) if piece is not home]
         found = (_from_what_is_read(value, home, reading), _from_a_narrower(value, home)) if reading else ()
-        ways = {way: self._readers(value, way.ops, home, reading) for way in found if way}
+        may_pay = [way for way in found if way and way.may_pay(value, home, reading)]
+        ways = {way: self._readers(value, way.ops, home, reading) for way in may_pay}
         changes = [change for way, new in ways.items() if (change := self._change(value, way, home, reading, new))]
         best = max(changes, key=lambda change: change.saved, default=None)
         if best is not None and best.saved * LEAST_SHARE >= home.effort + sum(p.effort for p in reading):
@@ -151,6 +152,14 @@ class _Way:
     ops: list[fx.Node]
     instead: fx.Node | None
     said: str
+
+    def may_pay(self, value: fx.Node, home: Piece, reading: Sequence[Piece]) -> bool:
+        """Whether what is neither written nor read any more could be enough for all, or for one of `reading`: to lower a piece
+        takes the longer the larger it is."""
+        spared = nbytes(value) - (nbytes(self.instead) if self.instead else 0)
+        all_of_them = home.effort + sum(piece.effort for piece in reading)
+        for_one = self.instead is None and any(spared * LEAST_SHARE >= piece.nbytes for piece in reading)
+        return for_one or spared * (1 + len(reading)) * LEAST_SHARE >= all_of_them
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +32,6 @@ class Driver:
         self.kinds[node] = MEMSET
         plain = {"address": 4096, "pitch": 0, "value": 0, "element_size": 1, "width": 4, "height": 1}
         self.memsets[node] = plain | values
-
-    def call(self, name: str) -> Callable[..., int]:
-        return getattr(self, name)
 
     def cuCtxGetCurrent(self, out: Any) -> int:
         out._obj.value = 1
@@ -99,7 +96,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     made = Driver()
-    monkeypatch.setattr(graph_nodes, "_function", made.call)
+    monkeypatch.setattr(graph_nodes, "_driver", lambda: made)
     graph_nodes._loaded.cache_clear()
     yield made
     graph_nodes._loaded.cache_clear()
@@ -139,6 +136,11 @@ def test_a_memset_with_an_edge_that_is_not_plain_stays(driver: Driver) -> None:
     driver.odd = {1}
     assert replace_memsets(9) == 0
     assert driver.kinds == {1: MEMSET}
+
+
+def test_without_the_driver_s_library_the_graph_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_nodes, "_driver", lambda: None)
+    assert replace_memsets(9) == 0
 
 
 def test_what_else_the_driver_refuses_is_an_error_with_its_name(
