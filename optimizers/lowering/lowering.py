@@ -213,6 +213,10 @@ class Lowering:
     def _copy(self, node: fx.Node, at: Indices, guards: Guards) -> Value:
         source: fx.Node = node.args[0]  # type: ignore[assignment]
         block, old, new = self.value(source, at, guards), val(source).dtype, val(node).dtype
+        if old in HALVES and new not in HALVES and source.op == "call_function" and _is_written(source):
+            # Others read it as it is written, so what is summed of it here is that too: a batch norm's backward takes the
+            # mean of a gradient from the very numbers that it is the mean of.
+            block = self.emit(node, self.rounded(block, torch.float32, old).text, block.dtype, block.lanes)
         cast = self.rounded(block, old, new)
         return block if cast == block else self.emit(node, cast.text, cast.dtype, cast.lanes)
 
@@ -293,6 +297,10 @@ def comment_of(node: fx.Node) -> str:
 def index_block(index: Index) -> str:
     """An index as a block of integers, also where it is a constant."""
     return f"tl.full((), {index.const}, tl.int32)" if not index.terms else f"({index.text})"
+
+
+def _is_written(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
 
 
 def _grouped(text: str) -> str:

@@ -242,7 +242,9 @@ def _maximum_backward(self: Lowering, node: fx.Node, at: Indices, guards: Guards
     if self.layout.columns is not None or self.layout.reduced:
         # The stem of ResNet-50, 256 images on an H200: more than 8.2 ms with the sums of the norm before it, a program of
         # 178 registers a thread that waits for its loads. ATen's pool backward by itself took 1.8.
-        raise NotFusible(node, "it searches windows for the places of maxima, which would hold up the reductions of a kernel")
+        raise NotFusible(
+            node, "it searches windows for the places of maxima, which would hold up the reductions of a kernel"
+        )
     axes, args, terms = _axes(self, node), arguments(node), []
     linear = _linear(axes, at)
     for place in _covering(self, node, at, guards, axes):

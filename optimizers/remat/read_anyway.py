@@ -126,9 +126,7 @@ class _Chain:
         return not is_constant(node) and self._computed.get(node, math.inf) < self._as_it_is(node)
 
 
-def _copy(
-    again: Iterable[fx.Node], value: fx.Node, ops: Iterable[fx.Node], copies: dict[fx.Node, fx.Node]
-) -> None:
+def _copy(again: Iterable[fx.Node], value: fx.Node, ops: Iterable[fx.Node], copies: dict[fx.Node, fx.Node]) -> None:
     """Let `ops` read a copy of `value`, and note in their `copies` what is copied that was not yet."""
     for node in again:
         if node not in copies:

@@ -6,6 +6,8 @@ import torch
 from fused import fused, kernels
 from torch import Tensor
 
+from tracefuse.optimizers.kernels.text import kernel_source
+
 bf16 = torch.bfloat16
 
 
@@ -96,3 +98,18 @@ def test_what_its_readers_read_anyway_does_not_count_against_computing_it_there(
     size, column = 64 * 4 * 8, 4 * 8
     moved = {(k.nbytes_read, k.nbytes_written) for k in kernels(result)}
     assert moved == {(2 * size, column), (2 * size + column, size)}
+
+
+def test_what_is_written_in_a_narrower_type_is_summed_as_it_is_written() -> None:
+    """Else the mean that is taken from it would be that of other numbers."""
+
+    def fn(x: Tensor, y: Tensor, u: Tensor) -> Tensor:
+        wide = torch.where(x > 0, y + u, y).float()
+        return wide - wide.sum(0)
+
+    result = fused(fn, *(x(64, 4, dtype=bf16) for _ in range(3)))
+    (writing,) = [k for k in kernels(result) if any(op.target is torch.ops.aten.sum.dim_IntList for op in k.body.ops)]
+    assert any(node.meta["val"].dtype is bf16 for node in writing.body.returned)
+    lines = kernel_source(writing).splitlines()
+    (summed,) = {line.split("+=")[1].strip() for line in lines if "_sums +=" in line and "tl.load" not in line}
+    assert any(f"{summed} = " in line and line.endswith(".to(tl.bfloat16).to(tl.float32)") for line in lines), lines
