@@ -189,8 +189,8 @@ def _check_carried(steps: Steps, update: Optimised) -> None:
         readers = [node for node in placeholder.users if line_of(node) in lines]
         if readers and not left.isdisjoint(descendants(trace.ops, readers)):
             raise ExportError(
-                f"the update reads {entry.source}, which the step before has made anew{where(origin(readers[0]).source)}, and "
-                "a compiled step finds only tensors that stay: make it once, before the loop, and write to it "
+                f"the update reads a tensor that the step before has made anew{where(origin(readers[0]).source)}, and a "
+                "compiled step finds only tensors that stay: make it once, before the loop, and write to it "
                 "(`kept.copy_(new)`)."
             )
 

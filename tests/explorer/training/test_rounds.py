@@ -225,7 +225,7 @@ class InOneLine(Averaged):
 REFUSED = {
     NormsOfOld: (r"a gradient that the step before has left in `.grad` \(.*self.norm \+= .*before `optimizer.step", None),
     OldAdded: (r"a gradient that the step before has left in `.grad` \(.*one.grad.add_\(before", None),
-    Carried: (r"which the step before has made anew \(.*one.grad.add_\(before.*make it once, before the loop", Kept),
+    Carried: (r"^the update reads a tensor that the step before has made anew \(.*one.grad.add_\(.*make it once", Kept),
     InOneLine: (r"update_parameters\(self.model\) writes to tensors.*call the two in lines of their own", AveragedInline),
 }  # fmt: skip
 
