@@ -65,6 +65,7 @@ class Live:
         self._there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._known: list[Any] = []
         self._told: set[str] = set()
+        self._carried = {one.name for one in joint.carried}
 
     def tell_held(self, inputs: Sequence[str], held: Sequence[str]) -> None:
         """Warn, once for each, that data was left out of a call: it stays that of the captured step."""
@@ -74,6 +75,11 @@ class Live:
             stays = "data: it runs again on the tensors of the captured step. Pass them where they change"
             part = f"{', '.join(new)}, which stays as the captured step read it: pass it too where it changes"
             told = f"the step takes {', '.join(inputs)}, and was called without {stays if whole else part}"
+            if made := [name for name in new if name in self._carried]:
+                told += (
+                    f". Of {', '.join(made)} each step makes the next, which a call without it never reads: return it from "
+                    f"the step (`c.returned = loss, {made[0]}` before the block ends), and pass what the call before returned"
+                )
             tell(told, 5)
 
     def is_current(self) -> bool:

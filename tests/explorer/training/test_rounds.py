@@ -322,3 +322,22 @@ def test_a_variable_that_each_step_makes_for_the_next_is_given_to_the_step() -> 
         theirs.step()
         theirs.zero_grad()
         torch.testing.assert_close(model.state_dict(), eager.state_dict())
+
+
+def test_a_call_without_what_each_step_makes_anew_says_how_to_hand_it_on() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    batches = [(torch.randn(8, 4, dtype=torch.float64), torch.randn(8, 1, dtype=torch.float64)) for _ in range(8)]
+    average = torch.ones((), dtype=torch.float64)
+    with tracefuse.capture_step(n=3) as c:
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            average = 0.9 * average + 0.1 * loss.detach()
+            (loss / average).backward()
+            optimizer.step()
+    step = c.optimize().compile()
+    assert "average" in step.inputs
+    with pytest.warns(UserWarning, match=r"Of average each step makes the next, .*c\.returned = loss, average"):
+        step(*batches[0])
