@@ -63,7 +63,8 @@ def test_those_below_are_counted_in_one_line() -> None:
     found = Findings([*small, finding("told", 0.5)], looked_for=["all"])
     assert [one.title for one in found] == ["told"]
     assert len(found.below) == 2
-    assert str(found).endswith("\n\n2 more below 1 % of the step: attention-by-hand \N{MULTIPLICATION SIGN}2")
+    line = "2 more below 1 % of the step: attention-by-hand \N{MULTIPLICATION SIGN}2"
+    assert str(found).endswith(f"\n\n{line}; `print(v.findings().below)` has them")
 
 
 @pytest.mark.parametrize("width", [16, 512])
