@@ -35,7 +35,7 @@ from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.split import handed_over, joined
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
-from tracefuse.recording.calls import Guard, Recording, Value
+from tracefuse.recording.calls import Call, Guard, Recording, Value
 from tracefuse.recording.hooks import Slot
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.memories import is_there
@@ -280,10 +280,7 @@ def captured_program(
         order=forwards_first(built.graph),
         uncut=uncut,
         slots=_slots(recorder, name_of_value),
-        carried=(
-            *_carried(recorder, roles, [_names_of(one, externals) for one in parts]),
-            *_put(recorder.recording, roles),
-        ),
+        carried=tuple(_carried(recorder, roles, [_names_of(one, externals) for one in parts])),
     )
     left = [None if value is None else ended.left.get(value) for one in parts for value in one.left]
     if update is not None:
@@ -309,30 +306,31 @@ def _slots(recorder: Recorder, names: Mapping[Value, str]) -> dict[str, Slot]:
 
 
 def _carried(recorder: Recorder, roles: Roles, names: Sequence[Mapping[Value, str]]) -> Iterator[Carried]:
-    """What the next step was seen to read in the place of this one's inputs, which have these `names`. A module's buffer
-    that is where it was is followed, and a weight that was moved is itself."""
-    calls = recorder.recording.calls
-    for value, (made, source) in recorder.recording.carried.items():
+    """What the next step was seen to read in the place of this one's inputs, which have these `names`, and the buffers that
+    the program puts into modules. A module's buffer that stays there is followed, and a weight that was moved is itself."""
+    recording = recorder.recording
+    for value, (made, source) in recording.carried.items():
         if roles.replaced.get(value) is made or made.memory in recorder.values.copies:
             continue
-        found, reached = next((known[value] for known in names if value in known), ""), {value.base}
-        for call in calls:
-            if any(one.base in reached for one in call.reads()):
-                reached |= {one.base for one in (*call.out_values(), *call.writes())}
-        yield Carried(found, source, math.prod(made.shape) == 1, made.base in reached)
+        found = next((known[value] for known in names if value in known), "")
+        adds = made.base in _computed_from({value.base}, recording.calls)
+        yield Carried(found, source, math.prod(made.shape) == 1, adds)
+    inside = {value.base for value in recording.externals}
+    computed = _computed_from(inside, recording.calls, with_draws=True) if roles.put else set()
+    for value, path in roles.put.items():  # constants stay what they are
+        made_by = [call for call in recording.calls if value in call.out_values()]
+        if value.base in computed and made_by:
+            yield Carried(path, made_by[-1].origin.source, math.prod(value.shape) == 1, adds=False, is_put=True)
 
 
-def _put(recording: Recording, roles: Roles) -> Iterator[Carried]:
-    """The buffers that the program puts into modules and computes from what it reads or draws: constants stay what they
-    are."""
-    reached = {value.base for value in recording.externals} if roles.put else set[Value]()
-    for call in recording.calls if roles.put else ():
-        if call.origin.rng is not None or any(one.base in reached for one in call.reads()):
+def _computed_from(starts: set[Value], calls: Iterable[Call], with_draws: bool = False) -> set[Value]:
+    """`starts`, what the calls draw if asked, and what they compute from both, each by its base."""
+    reached = set(starts)
+    for call in calls:
+        is_drawn = with_draws and call.origin.rng is not None
+        if is_drawn or any(one.base in reached for one in call.reads()):
             reached |= {one.base for one in (*call.out_values(), *call.writes())}
-    for value, path in roles.put.items():
-        made = [call for call in recording.calls if value in call.out_values()]
-        if value.base in reached and made:
-            yield Carried(path, made[-1].origin.source, math.prod(value.shape) == 1, False, True)
+    return reached
 
 
 def _thawed(trace: Trace, live: Sequence[torch.Tensor], recorder: Recorder, ended: Ended) -> tuple[str, ...]:

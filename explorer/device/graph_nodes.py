@@ -1,7 +1,7 @@
 """Memsets of a few bytes in a CUDA graph become kernels, since a GPU waits longer around a memset than around a kernel.
 
-cuBLAS and cuDNN set a counter of four bytes to zero before some of their kernels. As nodes of a graph each costs an H200
-about 5 µs, waits included, and a kernel that does the same about 1.5 µs: a step of a GPT of 12 layers has 71 of them.
+cuBLAS and cuDNN set a counter of four bytes to zero before some of their kernels: in a step of a GPT some six times a layer.
+As nodes of a graph, memsets cost mostly the waits before and behind them.
 
 Speaks to the CUDA driver by its C interface, whose functions keep their names and their parameters.
 Source: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html

@@ -267,7 +267,7 @@ class Update:
     rates: dict[Value, list[int]] = field(default_factory=dict)
 
 
-class Carried(NamedTuple):
+class HandedOn(NamedTuple):
     """What this step made and the next one read, in that line."""
 
     made: Value
@@ -306,4 +306,4 @@ class Recording:
     backwards: int = 0
     gradients: dict[Value, Value] = field(default_factory=dict)
     updates: list[Update] = field(default_factory=list)
-    carried: dict[Value, Carried] = field(default_factory=dict)
+    carried: dict[Value, HandedOn] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracefuse.recording.calls import Call, Carried, Recording, Value
+from tracefuse.recording.calls import Call, HandedOn, Recording, Value
 from tracefuse.steps.stream import StepOp
 from tracefuse.steps.varying import paired
 
@@ -29,7 +29,7 @@ def note_carried(
         twin = twins.get(id(op))
         reads = [] if twin is None else twin.reads()
         if len(reads) == op.reads() and (read := _external(reads[at], recording)) is not None:
-            recording.carried.setdefault(read, Carried(made, op.source))
+            recording.carried.setdefault(read, HandedOn(made, op.source))
 
 
 def _external(read: Value, recording: Recording) -> Value | None:

@@ -75,8 +75,8 @@ class _Graphed:
             torch.cuda.synchronize()
             waiting = iter(self.draws)
             pool = torch.cuda.graph_pool_handle()
-            waiting_states = drawn(self.module, lambda *_, **__: next(waiting).states)
-            with tables_filled(self.module), waiting_states, recording(graph, pool, side):
+            states = drawn(self.module, lambda *_, **__: next(waiting).states)
+            with tables_filled(self.module), states, recording(graph, pool, side):
                 self.returned = run()
         self.graph = graph
 

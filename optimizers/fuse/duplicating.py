@@ -147,19 +147,21 @@ class _Table:
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """How readers compute a value: by `ops` of its home, which then writes `instead`, or nothing, in its place."""
+    """How readers compute a value: by `ops` of its home, which then writes `instead`, or nothing, in its place, and may leave
+    out `spared` bytes that it reads for it."""
 
     ops: list[fx.Node]
     instead: fx.Node | None
     said: str
+    spared: int = 0
 
     def may_pay(self, value: fx.Node, home: Piece, reading: Sequence[Piece]) -> bool:
         """Whether what is neither written nor read any more could be enough for all, or for one of `reading`: to lower a piece
         takes the longer the larger it is."""
-        spared = nbytes(value) - (nbytes(self.instead) if self.instead else 0)
-        all_of_them = home.effort + sum(piece.effort for piece in reading)
-        for_one = self.instead is None and any(spared * LEAST_SHARE >= piece.nbytes for piece in reading)
-        return for_one or spared * (1 + len(reading)) * LEAST_SHARE >= all_of_them
+        each = nbytes(value) - (nbytes(self.instead) if self.instead else 0)
+        for_one = self.instead is None and any(each * LEAST_SHARE >= piece.nbytes for piece in reading)
+        before = home.effort + sum(piece.effort for piece in reading)
+        return for_one or (each * (1 + len(reading)) + self.spared) * LEAST_SHARE >= before
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +184,9 @@ def _from_what_is_read(value: fx.Node, home: Piece, reading: Sequence[Piece]) ->
         return None
     read = reads_of(sources(found))
     new = sum(size for root, size in read.items() if any(root not in piece.traits.reads for piece in reading))
-    return _Way(list(found), None, "computed in each kernel that reads it") if new <= nbytes(value) else None
+    if new > nbytes(value):
+        return None
+    return _Way(list(found), None, "computed in each kernel that reads it", sum(read.values()))
 
 
 def _from_a_narrower(value: fx.Node, home: Piece) -> _Way | None:

@@ -6,8 +6,8 @@
 A table is made when one of the addresses is new, and copied from pinned memory, so that the host does not wait. A CUDA graph
 repeats that copy at each replay: it reads pinned memory that was set aside at an earlier launch, and that nothing else ever
 writes to; its parts, which only sizes decide, it finds made. Each graph copies for itself, as another one may never run. Who
-records a graph and sets `copies_behind` to a list makes the copies that are found there once, behind the recording: a copy
-among kernels costs a replay 10 µs on an H200, waits included.
+records a graph and sets `copies_behind` to a list makes the copies that are found there once, behind the recording: the GPU
+waits before and behind a copy among kernels.
 """
 
 from __future__ import annotations

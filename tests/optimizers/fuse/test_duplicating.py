@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from fused import fused, kernels
 from torch import Tensor
+from traces import captured
 
+from tracefuse.optimizers.fuse.duplicating import _Way
 from tracefuse.optimizers.kernels.text import kernel_source
 
 bf16 = torch.bfloat16
@@ -113,3 +117,11 @@ def test_what_is_written_in_a_narrower_type_is_summed_as_it_is_written() -> None
     lines = kernel_source(writing).splitlines()
     (summed,) = {line.split("+=")[1].strip() for line in lines if "_sums +=" in line and "tl.load" not in line}
     assert any(f"{summed} = " in line and line.endswith(".to(tl.bfloat16).to(tl.float32)") for line in lines), lines
+
+
+def test_an_attempt_is_made_where_what_its_home_no_longer_reads_could_pay() -> None:
+    """The value has 32 bytes: with those that it would spare its readers, not a sixteenth of what the two move."""
+    value = captured(lambda x: x * 2, x(4)).trace.ops[0]
+    home, reader = (SimpleNamespace(effort=1000, nbytes=1000) for _ in range(2))
+    for spared, may_pay in ((0, False), (900, True)):
+        assert _Way([value], None, "", spared).may_pay(value, home, [reader]) is may_pay  # type: ignore[arg-type,list-item]
