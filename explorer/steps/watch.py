@@ -1,7 +1,7 @@
-"""A run watched from update to update: one of its steps is recorded, the next followed, the others left alone.
+"""A run watched from update to update: one of its steps is recorded, the next three are followed, the others left alone.
 
-    capture_step(n=3)      step 3 is recorded, step 4 is followed
-    a block or a cell      steps 2 and 3 are recorded until the block turns out to be a loop, further ones followed
+    capture_step(n=3)      step 3 is recorded, steps 4 to 6 are followed
+    a block or a cell      steps 2 and 3 are recorded until the block turns out to be a loop, the next ones followed
 
 A block's own recorder has all of it, and is what is captured unless two whole steps were in it.
 """
@@ -39,7 +39,7 @@ SURE = 3
 """Where the captured step has turned out to be a part of one, this one is recorded: two whole ones were seen before it."""
 
 FOLLOWED = 3
-"""Steps of a block that are followed after the captured one, which takes time; further ones run alone."""
+"""Steps that are followed after the captured one, which takes time; further ones run alone."""
 
 IN_BACKWARD = (
     "an optimizer steps inside the backward, where no step ends. Capture one step by itself, with "
@@ -50,11 +50,10 @@ ON_THREAD = "the optimizer steps on another thread: enter `tracefuse.capture_ste
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps are recorded from number `first` on, the one numbered `n` is wanted, and `followed` more are followed."""
+    """Steps are recorded from number `first` on, and the one numbered `n` is wanted."""
 
     n: int = SHOWN
     first: int = 2
-    followed: int = FOLLOWED
 
 
 class StepWatch:
@@ -182,7 +181,7 @@ class StepWatch:
             return number >= self.plan.first
         if self._is_part(captured):
             return number >= SURE
-        return not self._is_shown(captured) or number <= self._number_of(captured) + self.plan.followed
+        return not self._is_shown(captured) or number <= self._number_of(captured) + FOLLOWED
 
     def _is_shown(self, captured: StepRecorder | None) -> bool:
         """Whether this is the step that was wanted."""

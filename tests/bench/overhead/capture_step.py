@@ -3,8 +3,9 @@
     python tests/bench/overhead/capture_step.py --out capture_step.json
 
 Runs of the same loop follow one another in turn, without us, without us once more, and inside `capture_step(n=2)`; what is
-compared are the steps after the fourth, which run by themselves again. The second run without us says what the machine's own
-noise is. The two hooks that stay count updates: `hook_us` is what they take by themselves, `share` of a step that is.
+compared are the steps behind those that are followed, which run by themselves again, and the followed ones beside them. The
+second run without us says what the machine's own noise is. The two hooks that stay count updates: `hook_us` is what they take
+by themselves, `share` of a step that is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.measure.timing import estimate
 from tracefuse.recording.shield import Shield
-from tracefuse.steps.watch import Plan, StepWatch
+from tracefuse.steps.watch import FOLLOWED, Plan, StepWatch
 
 sys.path.append(str(Path(__file__).parents[1]))
 from results import environment, parser, write
@@ -32,7 +33,8 @@ SIZES = {
     "cpu": {"layers": 2, "width": 64, "heads": 2, "vocab": 128, "length": 32, "batch": 2},
     "cuda": {"layers": 12, "width": 768, "heads": 12, "vocab": 50304, "length": 256, "batch": 4},
 }
-LEFT_ALONE_FROM = 4
+CAPTURED = 2
+LEFT_ALONE_FROM = CAPTURED + FOLLOWED + 1
 FEWEST, MOST = 8, 60
 
 
@@ -47,8 +49,8 @@ class Loop:
         self.batch = batch(sizes["vocab"], sizes["batch"], sizes["length"], device)
         self.device = device
 
-    def seconds(self, steps: int) -> float:
-        """Of the median step of those that are left alone."""
+    def seconds(self, steps: int) -> tuple[float, float]:
+        """Of the median step of those that are left alone, and of those behind the captured one that are followed."""
         found = []
         for _ in range(steps):
             began = time.perf_counter()
@@ -58,10 +60,10 @@ class Loop:
             if self.device == "cuda":
                 torch.cuda.synchronize()
             found.append(time.perf_counter() - began)
-        return median(found[LEFT_ALONE_FROM:])
+        return median(found[LEFT_ALONE_FROM:]), median(found[CAPTURED : CAPTURED + FOLLOWED])
 
-    def inside(self, steps: int) -> float:
-        with tracefuse.capture_step(n=2):
+    def inside(self, steps: int) -> tuple[float, float]:
+        with tracefuse.capture_step(n=CAPTURED):
             return self.seconds(steps)
 
 
@@ -97,20 +99,22 @@ def main() -> None:
         len(rounds) < MOST and time.perf_counter() - began < options.budget
     ):
         rounds.append([loop.seconds(steps), loop.inside(steps), loop.seconds(steps)])
-    step_s, hooks = median(one[0] for one in rounds), hook_us()
+    step_s, hooks = median(plain for (plain, _), *_ in rounds), hook_us()
     found = {
         "environment": environment(options.device),
         "sizes": sizes,
         "step_s": step_s,
-        "ratio": _interval([inside / plain for plain, inside, _ in rounds]),
-        "noise": _interval([again / plain for plain, _, again in rounds]),
+        "ratio": _interval([inside / plain for (plain, _), (inside, _), _ in rounds]),
+        "noise": _interval([again / plain for (plain, _), _, (again, _) in rounds]),
+        "followed": _interval([followed / plain for (plain, _), (_, followed), _ in rounds]),
         "rounds": len(rounds),
         "hook_us": hooks,
         "share": hooks / (1e6 * step_s),
     }
     print(
         f"a step {1e3 * step_s:.2f} ms; inside capture_step, left alone, {_text(found['ratio'])} of it; a run without us "
-        f"{_text(found['noise'])}; the hooks {hooks:.2f} us, {100 * found['share']:.4f} % of a step"
+        f"{_text(found['noise'])}; a step that is followed {_text(found['followed'])}; "
+        f"the hooks {hooks:.2f} us, {100 * found['share']:.4f} % of a step"
     )
     write(options.out, found)
 
