@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tracefuse.findings.order import below_text
 from tracefuse.profiling.findings import LOOKED_FOR, diagnose_run
 from tracefuse.profiling.lanes import RunLanes, run_lanes
 from tracefuse.profiling.run import Run
@@ -37,8 +38,16 @@ def run_record(run: Run, lanes: RunLanes) -> dict[str, Any]:
         name: _value(row, lanes.twins.get(name, ()), line, run)
         for (name, row), line in zip(lanes.operators.items(), lines, strict=True)
     }
-    findings = [finding_record(one) | {"trials": []} for one in diagnose_run(run)]
-    return {"values": values, "findings": findings, "looked_for": list(LOOKED_FOR), "text": str(run)}
+    found = diagnose_run(run)
+    findings, small = ([finding_record(one) | {"trials": []} for one in some] for some in (found, found.below))
+    return {
+        "values": values,
+        "findings": findings,
+        "below": below_text(found.below),
+        "small": small,
+        "looked_for": list(LOOKED_FOR),
+        "text": str(run),
+    }
 
 
 def _value(row: int, twins: tuple[str, ...], line: str, run: Run) -> dict[str, Any]:

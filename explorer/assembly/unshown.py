@@ -20,7 +20,7 @@ from torch import fx
 from tracefuse.assembly.draws import draws, is_in_engine
 from tracefuse.assembly.fake_values import alone
 from tracefuse.assembly.refusals import where
-from tracefuse.lines.statements import Added, added, appended, statements_at, statements_of
+from tracefuse.lines.statements import Added, GivesMemory, added, appended, gives_memory, statements_at, statements_of
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, packet_name, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.origins import Origin, Source
@@ -35,9 +35,6 @@ _BOOKKEEPING = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "
 
 _GROWING = re.compile(r"(\w+)\s*=(?!=).*\b\1\b(?!\.detach)")
 """A line that computes a variable from itself."""
-
-_GIVES = re.compile(r"([\w.\[\]]+)(\.data\s*=|\.set_\()(?!=)")
-"""A statement that gives a tensor other memory, as `ema.data = ema.data * 0.9 + w.data * 0.1` does. No operator does so."""
 
 UNUSED_PARAMETERS = "unused parameters"
 """What the environment calls the trainable parameters of DistributedDataParallel that got no gradient."""
@@ -87,21 +84,20 @@ def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
 
 def _given_elsewhere(calls: Iterable[Call]) -> tuple[str, ...]:
     """A sentence on each line that gives what `calls`, which are no part of the trace, compute to a tensor as its memory."""
-    found: dict[Source, re.Match[str]] = {}
+    found: dict[Source, GivesMemory] = {}
     for call in calls:
         source = call.origin.source
-        if source is not None and (given := _GIVES.search(source.text)) and does_work(alone(call)):
+        if source is not None and (given := gives_memory(source.text)) and does_work(alone(call)):
             found[source] = given
     return tuple(
-        f"`{given[1]}{'.data = …' if '=' in given[2] else '.set_(…)'}` gives a tensor other memory{where(source)}, and a "
-        f"compiled step does not do that: write `{given[1]}.copy_(…)` under `torch.no_grad()`."
+        f"`{given.written}` gives a tensor other memory{where(source)}, and a compiled step does not do that: {given.instead}."
         for source, given in found.items()
     )
 
 
 def _dropped(calls: Iterable[Call]) -> tuple[Dropped, ...]:
     """Those of `calls` that do work, and whose line gives their result to no tensor as its memory."""
-    calls = (call for call in calls if call.origin.source is None or not _GIVES.search(call.origin.source.text))
+    calls = (call for call in calls if call.origin.source is None or not gives_memory(call.origin.source.text))
     nodes = (n for n in map(alone, calls) if does_work(n) and packet_name(n) not in _BOOKKEEPING)
     return tuple(
         Dropped(str(n.target), origin(n), nbytes(n), 1e6 * roofline_seconds(n, H100_SXM_DATASHEET)) for n in nodes

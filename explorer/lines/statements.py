@@ -20,6 +20,9 @@ _SAID = {token.COMMENT, token.STRING, getattr(token, "FSTRING_MIDDLE", token.STR
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
+_GIVES = re.compile(r"([\w.\[\]]+)(\.data\s*=|\.set_\()(?!=)")
+
+
 def code_of(line: str) -> str:
     """A line without what its strings and its comment say."""
     kept = []
@@ -27,6 +30,26 @@ def code_of(line: str) -> str:
         for part in tokenize.generate_tokens(io.StringIO(line).readline):
             kept.append("" if part.type in _SAID else part.string)
     return " ".join(kept)
+
+
+class GivesMemory(NamedTuple):
+    """A statement that gives the tensor `name` other memory, as it is `written` in short. No operator does so."""
+
+    name: str
+    written: str
+
+    @property
+    def instead(self) -> str:
+        return f"write `{self.name}.copy_(…)` under `torch.no_grad()`"
+
+
+def gives_memory(line: str) -> GivesMemory | None:
+    """What `ema.data = ema.data * 0.9` or `ema.set_(other)` does; None for another line."""
+    found = _GIVES.search(line)
+    if found is None:
+        return None
+    written = ".data = …" if "=" in found[2] else ".set_(…)"
+    return GivesMemory(found[1], found[1] + written)
 
 
 class Added(NamedTuple):

@@ -13,6 +13,7 @@ from tracefuse.assembly.program import Stepped
 from tracefuse.assembly.refusals import where
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
+from tracefuse.lines.statements import gives_memory
 from tracefuse.optimizers.costs.cost import packet_name
 from tracefuse.optimizers.ops import arguments, op_name
 from tracefuse.optimizers.origins import Source
@@ -168,6 +169,11 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
         is_lost = not one.name and one.adds and not one.of_one
         is_kept = kind in ("parameter", "buffer", "state") or (kind == "input" and not one.of_one)
         if one.name not in given and (is_lost or is_kept):
+            if given := gives_memory(one.source.text if one.source else ""):
+                raise ExportError(
+                    f"`{given.written}` gives a tensor other memory{where(one.source)}, which the next step reads, and a "
+                    f"compiled step finds and writes only tensors that stay: {given.instead}."
+                )
             what = f"{sources[one.name]}, in whose place" if kind else "a tensor that no module has, in whose place"
             raise ExportError(
                 f"the step reads {what} the step before has put another one{where(one.source)}, and a compiled step finds and "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tracefuse
+from tracefuse.errors import ExportError
 from tracefuse.optimizers.trace import Trace
 
 Give = Callable[[Tensor, Tensor], None]
@@ -134,14 +135,10 @@ def copied(average: Tensor, weight: Tensor) -> None:
     average.copy_(average * 0.9 + weight * 0.1)
 
 
-@pytest.mark.parametrize(
-    ("follow", "said"),
-    [(given_data, "`average.data = …` gives"), (given_by_set, "`average.set_(…)` gives"), (copied, "")],
-    ids=lambda given: getattr(given, "__name__", None),
-)
-def test_an_average_that_a_compiled_step_leaves_alone_is_named(
-    follow: Callable[[Tensor, Tensor], None], said: str
-) -> None:
+def averaging(
+    follow: Callable[[Tensor, Tensor], None],
+) -> tuple[tracefuse.Capture, nn.Linear, torch.optim.Optimizer, Tensor]:
+    """The second of three steps that have an average of a weight `follow` it."""
     torch.manual_seed(0)
     model, x, average = nn.Linear(4, 4), torch.randn(2, 4), torch.zeros(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -153,8 +150,29 @@ def test_an_average_that_a_compiled_step_leaves_alone_is_named(
             optimizer.step()
             with torch.no_grad():
                 follow(average, model.weight)
+    return captured, model, optimizer, average
+
+
+def test_an_average_that_is_written_to_is_followed() -> None:
+    captured, model, optimizer, average = averaging(copied)
+    assert not captured.unrecorded
     step, before = captured.optimize().compile(), average.clone()
-    step(x)
-    assert torch.equal(before, average) == bool(said)
-    assert [one.partition(" a tensor other memory")[0] for one in captured.unrecorded] == [said] * bool(said)
-    assert all(one.endswith("write `average.copy_(…)` under `torch.no_grad()`.") for one in captured.unrecorded)
+    step(torch.randn(2, 4))
+    assert optimizer.state[model.weight]["step"] == 4
+    torch.testing.assert_close(average, before * 0.9 + model.weight.detach() * 0.1)
+
+
+@pytest.mark.parametrize(
+    ("follow", "written"), [(given_data, "`average.data = …`"), (given_by_set, "`average.set_(…)`")]
+)
+def test_an_average_that_a_compiled_step_cannot_follow_is_named(
+    follow: Callable[[Tensor, Tensor], None], written: str
+) -> None:
+    captured, *_ = averaging(follow)
+    remedy = "write `average.copy_(…)` under `torch.no_grad()`."
+    (said,) = captured.unrecorded
+    assert said.startswith(f"{written} gives a tensor other memory") and said.endswith(remedy)
+    with pytest.raises(ExportError) as refused:
+        captured.optimize().compile()
+    assert str(refused.value).startswith(f"{written} gives a tensor other memory")
+    assert str(refused.value).endswith(remedy)

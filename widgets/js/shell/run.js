@@ -7,8 +7,8 @@ import { TimelinePanel } from "../timeline/panel.js";
 const NONE = { ops: [], live: [], again: [], peak: 0, at: "", alive: [] };
 
 /** Show a run, as widgets/timeline_page.py writes it, in `host`. @param {any} run @param {Timeline} timeline @param {HTMLElement} host @param {string} styles */
-export function mountRun({ values, findings, looked_for, text }, timeline, host, styles) {
-  const payload = { values, findings, looked_for, times: null, memory: { before: NONE, after: NONE, reasons: [], modules: [] }, summary: {}, kernels: [], config: {} };
+export function mountRun({ text, ...run }, timeline, host, styles) {
+  const payload = { ...run, times: null, memory: { before: NONE, after: NONE, reasons: [], modules: [] }, summary: {}, kernels: [], config: {} };
   /** @type {any} */
   const view = { payload, timeline, status: {}, selected: "", pass: "", matches: null, step: null, live: false };
   const act = /** @type {any} */ ({
