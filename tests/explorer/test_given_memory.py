@@ -171,7 +171,8 @@ def test_an_average_that_a_compiled_step_cannot_follow_is_named(
     captured, *_ = averaging(follow)
     remedy = "write `average.copy_(…)` under `torch.no_grad()`."
     (said,) = captured.unrecorded
-    assert said.startswith(f"{written} gives a tensor other memory") and said.endswith(remedy)
+    assert said.startswith(f"{written} gives a tensor other memory")
+    assert said.endswith(remedy)
     with pytest.raises(ExportError) as refused:
         captured.optimize().compile()
     assert str(refused.value).startswith(f"{written} gives a tensor other memory")
