@@ -216,13 +216,16 @@ class Passed:
         """This variant without the kernels that are slower on this machine's GPU than the ATen ops that they stand for.
 
         Those that were never timed with their block sizes are, beside ATen's ops, for `budget_s` seconds, in which they are
-        compiled too; what is left then is kept by the model.
+        compiled too; what is left then is kept by the model. Where `fuse` cuts one that lost in two, the parts are timed next.
         The times are kept for later sessions, and stand in the decisions of `fuse`. Nothing happens on a CPU.
         """
         if not self.runs_triton or not self.kernels or "fuse" not in {one.name for one in self.passes}:
             return self
-        found = judged(self.kernels, self.tunings, progress, budget_s)
-        self.capture.know(found, [kernel.key for kernel in self.kernels])
+        until_s, asked = time.perf_counter() + budget_s, set[str]()
+        while new := [kernel.key for kernel in self.kernels if kernel.key not in asked]:
+            found = judged(self.kernels, self.tunings, progress, until_s - time.perf_counter())
+            asked.update(new)
+            self.capture.know(found, [kernel.key for kernel in self.kernels])
         return self
 
     def forget(self, *made_before: str) -> None:

@@ -9,8 +9,8 @@ lies between in registers, and writes only what others read:
 A long tree of adds becomes a kernel that sums any number of operands (`long_sums`). Kernels are merged (`merging`) and cheap
 values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
 needs both as it is and transposed would have it read its inputs twice.
-Kernels that were timed and lost are left out (`timed`). Casts of parameters that no kernel holds are made by one launch
-(`casts`).
+Kernels that were timed and lost are cut in two, or left out (`timed`). Casts of parameters that no kernel holds are made by
+one launch (`casts`).
 
 It does nothing to matmuls, attention, convolutions, scatters and random ops (but dropout on a GPU: `dropout`), to most
 single ops (ATen's kernel moves the same bytes) and to views (they are free).
@@ -47,7 +47,7 @@ class Fuse:
 
     `dropout_threads` is how many threads ATen's dropout runs at once on the GPU of the trace, so that kernels draw the same
     masks; 0 leaves dropout to ATen, for the reason `dropout_refusal`. `timed` are the kernels that were timed on that GPU
-    beside what they stand for: those that lost are left to ATen.
+    beside what they stand for: those that lost are cut in two, or left to ATen.
     """
 
     name: ClassVar[str] = "fuse"
@@ -88,7 +88,7 @@ class Fuse:
         pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
         pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
         pieces = duplicate_pieces(pieces, fusible, carver.attempt, decide)
-        pieces = judged(pieces, self.timed, decide)
+        pieces = judged(pieces, self.timed, carver.in_two, decide)
         carved = [piece.carved for piece in pieces if piece.carved]
         fused = rebuild(graph, carved)
         return replace(trace, graph=fused, _cache={}), [split[n.name] for n in fused.nodes if is_mask(n)]

@@ -8,13 +8,15 @@ makes most of its kernels as those before it did, and to lower one takes longer 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.pieces import Piece, with_views
+from tracefuse.optimizers.formulas.windows import WINDOW_OPS
+from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, with_views
 from tracefuse.optimizers.fuse.rebuild import Carved
+from tracefuse.optimizers.fuse.regions import NO_LOOPS, loops_of
 from tracefuse.optimizers.fuse.repeats import in_words, repeated_nbytes, repeated_value
 from tracefuse.optimizers.kernels.functions import Misfit, lower
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free, is_remade, slow_in_aten
@@ -41,7 +43,7 @@ class Carver:
         done: list[Piece] = []
         waiting = [list(region)]
         while waiting:
-            nodes = sorted(waiting.pop(), key=self.position.__getitem__)
+            nodes = self._ordered(waiting.pop())
             outputs = _outputs(nodes)
             if not outputs or all(is_free(n) for n in nodes):
                 continue
@@ -57,11 +59,41 @@ class Carver:
         piece = self._whole(nodes, of)
         return piece if piece and piece.carved else None
 
+    def in_two(self, piece: Piece, shared: set[fx.Node]) -> list[Piece]:
+        """Two pieces in place of one whose kernel was slower than its ops: cut beside a reduction or a window, or between ops
+        that share no edge, so that both are kernels if that can be, and where that moves the fewest bytes. [] where no such cut
+        leaves a kernel, or a part too small to be why the whole was slow.
+
+        Nothing is cut at a value that is `shared` with other pieces, which compute it too.
+        """
+        cuts = [self._cut(piece, before, shared) for before in dict.fromkeys(_beginnings(piece))]
+        found = [parts for parts in cuts if any(part.carved for part in parts)]
+
+        def dear(parts: list[Piece]) -> tuple[bool, int, int]:
+            return not all(part.carved for part in parts), _effort(parts), self.position[parts[0].outputs[-1]]
+
+        return min(found, key=dear, default=[])
+
+    def _cut(self, piece: Piece, before: frozenset[fx.Node], shared: set[fx.Node]) -> list[Piece]:
+        """`piece` as what computes the nodes `before`, and the rest; [] where that cannot be."""
+        after = set(piece.nodes) - before
+        crossing = [value for value in _outputs(self._ordered(before), after) if not is_remade(value)]
+        first = list(dict.fromkeys([*crossing, *(value for value in piece.outputs if value in before)]))
+        last = [value for value in piece.outputs if value in after]
+        if not first or not last or not shared.isdisjoint(crossing):
+            return []
+        parts = [part for nodes, of in ((before, first), (after, last)) if (part := self._whole(nodes, of))]
+        weighs = len(parts) == 2 and min(part.alone for part in parts) * LEAST_SHARE >= piece.alone
+        return parts if weighs else []
+
     def _whole(self, nodes: Iterable[fx.Node], of: Sequence[fx.Node] | None = None) -> Piece | None:
-        ordered = sorted(nodes, key=self.position.__getitem__)
+        ordered = self._ordered(nodes)
         outputs = _outputs(ordered) if of is None else list(of)
         kernel, stands_for, obstacle = self._lower(ordered, outputs)
         return None if obstacle else _piece(kernel, stands_for, ordered, outputs)
+
+    def _ordered(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return sorted(nodes, key=self.position.__getitem__)
 
     def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], Obstacle | None]:
         kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
@@ -154,7 +186,7 @@ class Carver:
         if not before or not after:
             return None
         parts = [piece for part in (before, after) if (piece := self._whole(part))]
-        apart = sum(piece.effort for piece in parts)
+        apart = _effort(parts)
         return (apart, list(before), list(after)) if len(parts) == 2 and apart < whole.effort else None
 
 
@@ -186,11 +218,27 @@ def _is_spared(node: fx.Node) -> bool:
     return is_mask(node) or (is_constant(node) and val(node).numel() > 1)
 
 
-def _outputs(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The values of a region that the rest of the trace reads, itself or through views."""
+def _effort(pieces: Iterable[Piece]) -> int:
+    return sum(piece.effort for piece in pieces)
+
+
+def _beginnings(piece: Piece) -> Iterator[frozenset[fx.Node]]:
+    """Sets of a piece's ops, each with all that it needs there: those that no edge joins to the others, and up to each
+    reduction and window, without it and with it."""
+    inside = set(piece.nodes)
+    if len(groups := _connected(inside)) > 1:
+        yield from map(frozenset, groups)
+    for node in piece.work:
+        if loops_of(node) != NO_LOOPS or node.target in WINDOW_OPS:
+            yield frozenset(_closure(node.all_input_nodes, inside))
+            yield frozenset(_closure([node], inside))
+
+
+def _outputs(nodes: Sequence[fx.Node], readers: set[fx.Node] | None = None) -> list[fx.Node]:
+    """The values of a region that `readers` (default: the rest of the trace) read, themselves or through views."""
     inside, found = set(nodes), {}
     for node in nodes:
-        if all(user in inside for user in node.users):
+        if all(user in inside if readers is None else user not in readers for user in node.users):
             continue
         while node in inside and is_view(node):
             node = node.all_input_nodes[0]

@@ -34,7 +34,7 @@ from tracefuse.optimizers.trace import nbytes, phase, tensors
 
 Sizes = tuple[int, int, int]
 Loops = tuple[Sizes | None, Sizes | None]
-_NO_LOOPS: Loops = (None, None)
+NO_LOOPS: Loops = (None, None)
 
 TABLE_SHARE = 16
 """What an op reads beside its large operand, such as a number for each channel, weighs nothing up to 1 / TABLE_SHARE of it."""
@@ -137,7 +137,7 @@ def loops_of(node: fx.Node) -> Loops:
     """The sizes of what an op reduces by rows, and of what it sums down columns."""
     target = node.target
     if node.op != "call_function" or (isinstance(target, torch._ops.OpOverload) and not _reduces(target)):
-        return _NO_LOOPS
+        return NO_LOOPS
     columns = columns_of(node)
     if columns is not None or node.target not in REDUCTIONS:
         return None, columns.sizes if columns else None
@@ -158,7 +158,7 @@ def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
 
 
 def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[Region]) -> bool:
-    every = [one for one in (loops, *[(r.rows, r.columns) for r in near]) if one != _NO_LOOPS]
+    every = [one for one in (loops, *[(r.rows, r.columns) for r in near]) if one != NO_LOOPS]
     if not every:
         return True
     rows, columns = {rows for rows, _ in every if rows}, {columns for _, columns in every if columns}
@@ -172,7 +172,7 @@ def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[
         return not is_after
     if is_after and not is_getitem(node):
         ((outer, _, n_cols),) = columns
-        return loops == _NO_LOOPS and value.numel() == outer * n_cols
+        return loops == NO_LOOPS and value.numel() == outer * n_cols
     own_rows, own_columns = loops
     follows = any(not r.below.isdisjoint(operands) for r in near)
     if not rows or not (follows or own_rows):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from losing import decide_all
 from torch import Tensor, nn
 from traces import assert_same_numbers, assert_types_are_true
 
@@ -119,6 +120,21 @@ def test_a_net_keeps_its_numbers(name: str, is_last: bool) -> None:
     assert_types_are_true(variant.trace, capture)
     names = [op_name(node) for node in variant.trace.ops]
     assert not any(norm in one for one in names for norm in ("batch_norm", "group_norm"))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_net_keeps_its_numbers_whatever_kernels_lose(name: str) -> None:
+    """Half of them, of those that are made in their place again half, and so on."""
+    make, size = NETS[name]
+    torch.manual_seed(0)
+    model, x = make().to(f64), torch.randn(3, 3, size, size, dtype=f64)
+    capture = tracefuse.capture(lambda: model(x).square().mean().backward())
+    variant = capture.optimize(remat=0.5)
+    whole = {kernel.key for kernel in variant.kernels}
+    known = decide_all(variant, 2)
+    assert known - whole
+    assert_same_numbers(variant.check().trace, capture)
+    assert_types_are_true(variant.trace, capture)
 
 
 @pytest.mark.parametrize("make", [resnet, UNet], ids=["resnet", "unet"])

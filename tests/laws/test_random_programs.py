@@ -20,9 +20,11 @@ from drawn_trials import EXAMPLES, differentiated, trying
 from exactness import check_program
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
+from losing import decide_all
 from padded import PADS_ALL
 
 import tracefuse
+from tracefuse.variant import Variant
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
@@ -35,7 +37,7 @@ RELATIVE = {f64: 1e-9, f32: 2e-4, bf16: 0.1}
 @pytest.fixture(autouse=True)
 def _every_matmul_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are drawn are too small to be worth it."""
-    monkeypatch.setattr(tracefuse.Capture, "machine", PADS_ALL)
+    monkeypatch.setattr(tracefuse.Capture, "machine", property(lambda self: PADS_ALL.knowing(self.timed)))
 
 
 @DTYPES
@@ -75,16 +77,22 @@ def test_what_is_drawn_becomes_kernels() -> None:
 
 def run_examples(dtype: torch.dtype, count: int) -> None:
     @trying(count)
-    @given(programs(dtype), st.sampled_from([1.0, 0.5, 0.0]))
-    def every_program(drawn: Drawn, remat: float) -> None:
-        check(drawn, remat)
+    @given(programs(dtype), st.sampled_from([1.0, 0.5, 0.0]), st.integers(0, 3))
+    def every_program(drawn: Drawn, remat: float, losing: int) -> None:
+        check(drawn, remat, losing)
 
     every_program()
 
 
-def check(drawn: Drawn, remat: float) -> None:
-    program = differentiated(drawn)
-    check_program(program, RELATIVE[coarsest(drawn)], lambda capture: capture.optimize(remat=remat))
+def check(drawn: Drawn, remat: float, losing: int) -> None:
+    """With `losing` of four kernels slower than what they stand for, and of those that are made in their place."""
+
+    def optimize(capture: tracefuse.Capture) -> Variant:
+        variant = capture.optimize(remat=remat)
+        decide_all(variant, losing)
+        return variant
+
+    check_program(differentiated(drawn), RELATIVE[coarsest(drawn)], optimize)
 
 
 def coarsest(drawn: Drawn) -> torch.dtype:

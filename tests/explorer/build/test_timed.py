@@ -154,6 +154,29 @@ def test_a_variant_loses_its_kernel_when_that_is_found_to_lose(hopper: Path, mon
     assert capture.variant(Config.of(cat=False)).kernels == beside.kernels == (other,)
 
 
+def test_the_parts_of_a_kernel_that_lost_are_timed_next_as_long_as_the_budget_lasts(
+    hopper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, but for where the times come from: the whole loses, and of its two parts the second."""
+    capture = tracefuse.capture(lambda x: ((x * 2).softmax(-1).exp() + 1) * 3, torch.randn(64, 32))
+    variant, asked = capture.optimize(), []
+
+    def judged(kernels: Any, tunings: Any, progress: Any, budget_s: float) -> tuple[TimedKernel, ...]:
+        asked.append(([k.name.rpartition("_")[0] for k in kernels], budget_s))
+        slow = {k.key for k in kernels if "exp" in k.name}
+        return tuple(TimedKernel(k.key, 2.0, 1.0 if k.key in slow else 3.0, "a GPU") for k in kernels)
+
+    monkeypatch.setattr(passed, "judged", judged)
+    monkeypatch.setattr(type(variant), "runs_triton", True)
+    variant.judge(budget_s=10.0)
+    names = [name for name, _ in asked]
+    assert names == [["fused_mul_softmax_exp_add"], ["fused_mul_softmax", "fused_exp_add_mul"]]
+    assert [k.name.rpartition("_")[0] for k in variant.kernels] == ["fused_mul_softmax"]
+    assert 10.0 >= asked[0][1] > asked[1][1] > 0
+    variant.judge()
+    assert len(asked) == 3, "what was decided stays, and is asked for by its table alone"
+
+
 def test_a_capture_forgets_times_of_other_block_sizes(hopper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that lost with other blocks, and now has no times, is decided by the model again."""
     capture = tracefuse.capture(lambda x: x * 2 + 1, torch.randn(8, 8))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from kernels import kernel_of_types
 from torch import Tensor
 
@@ -71,6 +72,45 @@ def test_all_may_lose_and_as_fast_is_no_loss() -> None:
     assert printed(after) == printed(trace)
     after, _ = fused(trace, times(first, 1.0, 1.0), times(second, 1.0, 1.0))
     assert kernels(after) == [first, second]
+
+
+def test_one_that_lost_is_cut_beside_its_reduction_and_its_parts_are_decided_in_turn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 32, generator=generator)
+
+    def normalized(x: Tensor) -> Tensor:
+        return F.layer_norm((x * 2).tanh() + 1, (32,)).exp() * 3 - x
+
+    trace, lost = tracefuse.capture(normalized, x).trace, list[TimedKernel]()
+    formed, said = [], []
+    while True:
+        after, decisions = fused(trace, *lost)
+        (found,) = tracefuse.replay(after, [x])
+        torch.testing.assert_close(found, normalized(x))
+        if not kernels(after):
+            break
+        formed.append([kernel.name.rpartition("_")[0] for kernel in kernels(after)])
+        said += [d.reason for d in decisions if d.action == "split" and d.reason not in said]
+        lost += [times(kernel, 2.0, 1.0) for kernel in kernels(after)]
+    assert formed == [
+        ["fused_mul_tanh_add_sub"],
+        ["fused_mul_tanh_add", "fused_native_layer_norm_exp_mul_sub"],
+        ["fused_native_layer_norm", "fused_exp_mul_sub"],
+    ]
+    assert said == [
+        "ATen's 7 ops take 1.0 us, this kernel 2.0: measured on an H200; so 3 ops and 4 ops are tried apart",
+        "ATen's 4 ops take 1.0 us, this kernel 2.0: measured on an H200; so 1 op and 3 ops are tried apart",
+    ]
+    assert printed(after) == printed(trace)
+
+
+def test_a_part_that_is_too_small_to_be_why_a_kernel_lost_is_not_cut_off() -> None:
+    """Behind the sum of a row is a thirty-second of the elements. To cut there moves fewest bytes, and changes nothing."""
+    x = torch.randn(64, 256, 32)
+    trace = tracefuse.capture(lambda x: ((x * 2 + 1).sum(-1) * 3).exp() + 1, x).trace
+    (whole,) = kernels(fused(trace)[0])
+    parts = kernels(fused(trace, times(whole, 2.0, 1.0))[0])
+    assert [kernel.name.rpartition("_")[0] for kernel in parts] == ["fused_mul_add", "fused_sum_mul_exp_add"]
 
 
 def test_the_same_times_give_the_same_trace_and_a_second_run_changes_nothing() -> None:
