@@ -60,9 +60,9 @@ class Carver:
         return piece if piece and piece.carved else None
 
     def in_two(self, piece: Piece, shared: set[fx.Node]) -> list[Piece]:
-        """Two pieces in place of one whose kernel was slower than its ops: cut beside a reduction or a window, or between ops
-        that share no edge, so that both are kernels if that can be, and where that moves the fewest bytes. [] where no such cut
-        leaves a kernel, or a part too small to be why the whole was slow.
+        """Two pieces in place of one whose kernel was slower than its ops, cut beside a reduction or a window, or between ops
+        that share no edge: so that both are kernels if that can be, and that they move the fewest bytes. [] where each cut would
+        leave no kernel, or a part too small to be why the whole was slow.
 
         Nothing is cut at a value that is `shared` with other pieces, which compute it too.
         """
