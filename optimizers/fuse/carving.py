@@ -61,8 +61,8 @@ class Carver:
 
     def in_two(self, piece: Piece, shared: set[fx.Node]) -> list[Piece]:
         """Two pieces in place of one whose kernel was slower than its ops, cut beside a reduction or a window, or between ops
-        that share no edge: so that both are kernels if that can be, and that they move the fewest bytes. [] where each cut would
-        leave no kernel, or a part too small to be why the whole was slow.
+        that share no edge: so that both are kernels if that can be, and that they move the fewest bytes. [] where each cut
+        would leave no kernel, or a part too small to be why the whole was slow.
 
         Nothing is cut at a value that is `shared` with other pieces, which compute it too.
         """
