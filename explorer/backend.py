@@ -343,8 +343,8 @@ def _globs_of(config: Config) -> tuple[str, ...]:
 
 def _met(config: Config, trace: Trace) -> list[str]:
     """The globs that name an input, a value or a module of `trace`."""
-    texts = {text for one in trace.inputs for text in (one.name, one.source)}
-    texts |= {text for node in trace.ops for text in (node.name, origin(node).module)}
+    texts = {text for one in trace.inputs for text in one.called}
+    texts |= {text for node in trace.ops for text in (node.name, *origin(node).called)}
     below = {text[:at] for text in texts for at, sign in enumerate(text) if sign == "."}
     return [glob for glob in _globs_of(config) if fnmatch.filter(texts | below, glob.removeprefix("!"))]
 

@@ -44,6 +44,7 @@ class Origin:
     `source` the user's line, `autograd` the autograd node that ran the op ("MulBackward0", empty in the forward), `seq`
     autograd's sequence number, equal for an op and its forward twin, and `rng` the index of the generator state that a
     random op drew from when it was captured. `is_torchs` says that the class is one of `torch.nn`, and not the program's.
+    `root` is what `module` begins with where the program has several outermost modules; while it is recorded, a number.
     """
 
     module: str = ""
@@ -53,6 +54,12 @@ class Origin:
     seq: int | None = None
     rng: int | None = None
     is_torchs: bool = False
+    root: str = ""
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The paths that a pattern may match: the module's with its root, and without."""
+        return self.module, self.module.removeprefix(self.root).removeprefix(".") if self.root else self.module
 
     def ran_in(self, *types: str) -> bool:
         """Whether the module is of one of these classes of `torch.nn`: one of the program's that is called alike is not."""

@@ -49,7 +49,8 @@ class Input:
     """What one placeholder is.
 
     `name` is the placeholder's name, `source` what the user calls it ("h.0.attn.weight"; for a cotangent, the result it
-    belongs to), `trainable` whether a gradient was asked for.
+    belongs to), `trainable` whether a gradient was asked for, and `root` what the source begins with where the program has
+    several outermost modules ("G" of "G.net.0.weight").
 
     Of an update, a `gradient` is what the backward left of the parameter `source`, a `result` another value of the step, a
     `state` ("exp_avg of 0.weight") and a `hyperparameter` ("opt.param_groups[0]['lr']") what the optimizer keeps. What a
@@ -60,6 +61,12 @@ class Input:
     kind: InputKind
     source: str
     trainable: bool = False
+    root: str = ""
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """What a pattern may match: the source with its root, without it, and the name."""
+        return self.source, self.source.removeprefix(f"{self.root}."), self.name
 
 
 @dataclass(frozen=True)

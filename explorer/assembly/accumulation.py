@@ -60,7 +60,12 @@ def put_into_modules(graph: fx.Graph) -> None:
         if where.autograd == _ADDING and not (where.module or where.module_type):
             homes = (origin(one) for one in reversed(node.all_input_nodes))
             home = next((one for one in homes if one.module or one.module_type), where)
-            own = {"module": home.module, "module_type": home.module_type, "is_torchs": home.is_torchs}
+            own = {
+                "module": home.module,
+                "module_type": home.module_type,
+                "is_torchs": home.is_torchs,
+                "root": home.root,
+            }
             set_origin(node, replace(where, **own))
 
 

@@ -227,8 +227,8 @@ class Parts:
         for kind in ("gradient", "result", "mutation"):
             for one in (one for one in joint if one.kind == kind and one.node in left):
                 known = self._inputs.get(one.of)  # type: ignore[arg-type]
-                source = str(one.of) if known is None else known.source
-                new = Input(self._new[one.node].name, one.kind, source)  # type: ignore[arg-type]
+                source, root = (str(one.of), "") if known is None else (known.source, known.root)
+                new = Input(self._new[one.node].name, one.kind, source, root=root)  # type: ignore[arg-type]
                 entry = known if kind == "mutation" and known is not None else new
                 inputs[entry.name] = _Read(one.node, entry, None)
                 left.discard(one.node)
@@ -244,11 +244,12 @@ class Parts:
             # A number that Python made a tensor of comes from outside, too.
             is_number = not value.shape and value.device.type == "cpu" and value not in self._built.mutated
             name = self._names.fresh(_plain(source) or (UNNAMED if is_number else unnamed))
-            # Two modules of which neither has a name both call theirs "weight": a pattern must be able to tell them apart.
+            # Two modules that no attribute leads to both call theirs "weight": a pattern must be able to tell them apart.
             told_apart = source if source not in self._sources else name
             self._sources.add(source)
             trained = value in self._roles.gradients or value in self._found.gradients
-            self._inputs[value] = Input(name, kind, told_apart or name, trained)  # type: ignore[arg-type]
+            root = next((one for one in self._roles.roots if source.startswith(f"{one}.")), "")
+            self._inputs[value] = Input(name, kind, told_apart or name, trained, root)  # type: ignore[arg-type]
         return _Read(self._built.placeholders[value], self._inputs[value], self._position[value])
 
     def _preferred_names(self, wanted: Sequence[_Wanted]) -> dict[fx.Node, str]:

@@ -255,8 +255,8 @@ def without_gradient(recorder: Recorder, roles: Roles) -> dict[str, str]:
     reached = {roles.sources[leaf][1] for leaf in roles.gradients if leaf in roles.sources}
     found = {
         f"{name}: {tensor_type(tensor)}"
-        for tensor, (kind, name) in recorder.names.items()
-        if kind == "parameter" and tensor.requires_grad and name not in reached
+        for tensor, (kind, path) in recorder.modules.tensors.items()
+        if kind == "parameter" and tensor.requires_grad and (name := recorder.modules.in_full(path)) not in reached
     }
     return {UNUSED_PARAMETERS: "; ".join(sorted(found))} if found else {}
 

@@ -74,6 +74,7 @@ class Config:
     `memory_budget`: what the forward may keep for the backward, as a fraction of what it would keep or in bytes.
     `peak_budget`: the most bytes alive at once in the forward and the backward, as the static peak has it after all passes.
     `save`, `recompute`: globs over values or module paths that `remat` must keep, or must not keep.
+    Of several outermost modules a glob may name one (`G.net.*`) or none (`net.*`), and then holds for each.
     `remat_options`: `(name, value)` of the other fields of `Remat` that differ from their defaults, by name.
     `overlap`: `(name, value)` of the options of the pass that moves collectives; () is on as by default, None is off.
     `own`: the registered passes of the user's own; each is an option by its name.

@@ -90,7 +90,8 @@ def _graph_input(node: fx.Node, example: Any) -> GraphInput:
         kind = "buffer"
     inside = [part for part in parts if part not in ("_modules", "_parameters", "_buffers")]
     is_of_module = kind != "input" or "_parameters" in parts
-    return GraphInput(kind, ".".join(inside[1:] if is_of_module else inside) or node.name)
+    root = inside[0] if is_of_module and len(inside) > 1 else ""
+    return GraphInput(kind, ".".join(inside[1:] if is_of_module else inside) or node.name, root)
 
 
 def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]) -> Joint:
@@ -108,7 +109,8 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
     }
     held = _constants(graph)
     placeholders = [node for node in graph.find_nodes(op="placeholder") if not is_object(node)]
-    known = {node: _entry(node, names, inputs, demanded) for node in placeholders}
+    model = _model(graph, inputs)
+    known = {node: _entry(node, names, inputs, demanded, model) for node in placeholders}
     lifted = {node: Input(name := names.fresh("constant"), "buffer", name) for node in held if _is_input(node, held)}
     mode = fake_mode(graph)
     # Cotangents come last.
@@ -118,7 +120,7 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
         new[node].meta = {
             "val": node.meta["val"] if node in known else mode.from_tensor(held[node], static_shapes=True)
         }
-    _copy_ops(graph, made, new, names, held)
+    _copy_ops(graph, made, new, names, held, model)
     by_source = {node.meta.get("desc"): new[node].name for node in placeholders}
     pairs_of = zip(returned, descriptors, strict=True)
     outputs = [None if is_object(n) else _output(at, n, desc, by_source) for at, (n, desc) in enumerate(pairs_of)]
@@ -134,13 +136,22 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
     return Joint(trace, results, gradients, constants, objects_of(graph, result_count), primals)
 
 
-def _entry(node: fx.Node, names: Names, inputs: Sequence[GraphInput], demanded: set[Any]) -> Input:
+def _model(graph: fx.Graph, inputs: Sequence[GraphInput]) -> str:
+    """The variable that holds the one outermost module with parameters, or the only one, and needs no name; "" of several."""
+    trained = {one.root for one in inputs if one.kind == "parameter"} - {""}
+    roots = trained or {_where(node)[0] for node in graph.nodes} - {""}
+    return roots.pop() if len(roots) == 1 else ""
+
+
+def _entry(node: fx.Node, names: Names, inputs: Sequence[GraphInput], demanded: set[Any], model: str) -> Input:
     desc = node.meta.get("desc")
     if isinstance(whole(desc), TangentAOTInput):
         of = _result_name(whole(desc).output)
         return Input(names.fresh(f"grad_{of}"), "cotangent", of)
     known = inputs[whole(desc).idx]
-    return Input(names.fresh(known.source.replace(".", "_")), known.kind, known.source, desc in demanded)
+    root = "" if known.root == model else known.root
+    source = f"{root}.{known.source}" if root else known.source
+    return Input(names.fresh(source.replace(".", "_")), known.kind, source, desc in demanded, root)
 
 
 def _result_name(desc: Any) -> str:
@@ -176,6 +187,7 @@ def _copy_ops(
     new: dict[fx.Node, fx.Node],
     names: Names,
     constants: Mapping[fx.Node, torch.Tensor],
+    model: str,
 ) -> None:
     """All forward ops, then all backward ones."""
     phases: dict[fx.Node, Phase] = {}
@@ -198,7 +210,11 @@ def _copy_ops(
                     args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
                     target, name = node.target, _name(node, args)
                 new[node] = made.create_node("call_function", target, args, kwargs, names.fresh(name))
-                new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": {"tracefuse": _origin(node)}}
+                new[node].meta = {
+                    "val": node.meta["val"],
+                    "phase": phase,
+                    "custom": {"tracefuse": _origin(node, model)},
+                }
 
 
 def _is_constant(node: fx.Node, new: dict[fx.Node, Any]) -> bool:
@@ -239,9 +255,18 @@ def _name(node: fx.Node, args: Any) -> str:
     return re.sub(r"_\d+$", "", node.name).strip("_")
 
 
-def _origin(node: fx.Node) -> Origin:
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path, kind = next(reversed(stack.values()), ("", None)) if stack else ("", None)
-    path = re.sub(r"^L\['[^']*'\]\.?", "", path).replace("_modules.", "")  # `L['self'].h.0.attn`
+def _origin(node: fx.Node, model: str) -> Origin:
+    root, path, kind = _where(node)
+    root = "" if root == model else root
     name, seq = getattr(kind, "__name__", ""), node.meta.get("seq_nr")
-    return Origin(path, name, noted_source(node), seq=seq, is_torchs=is_torchs(kind))
+    module = ".".join(filter(None, (root, path)))
+    return Origin(module, name, noted_source(node), seq=seq, is_torchs=is_torchs(kind), root=root)
+
+
+def _where(node: fx.Node) -> tuple[str, str, Any]:
+    """The variable that holds the outermost module that ran the op, the path in there, and the innermost module's class."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path, kind = next(reversed(stack.values()), ("", None))
+    found = re.match(r"[LG]\['([^']*)'\]\.?", path)  # `L['self'].h.0.attn`
+    root, path = (found[1], path[found.end() :]) if found else ("", path)
+    return root, path.replace("_modules.", ""), kind

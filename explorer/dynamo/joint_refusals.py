@@ -37,10 +37,12 @@ _SIZE = re.compile(r"\.(size|stride)\.\d+$|\.storage_offset$")
 
 @dataclass(frozen=True)
 class GraphInput:
-    """One input of the graph that dynamo found: its kind, and what the user calls it ("h.0.attn.weight")."""
+    """One input of the graph that dynamo found: its kind, and what the user calls it ("h.0.attn.weight"); of a module's,
+    `root` is the variable that holds the outermost one."""
 
     kind: InputKind
     source: str
+    root: str = ""
 
 
 def check_graph(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:

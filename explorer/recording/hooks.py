@@ -15,8 +15,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -26,10 +27,20 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracefuse.distributed.sharded import local_of
-from tracefuse.optimizers.origins import is_torchs
-from tracefuse.recording.calls import Value, is_in_engine
+from tracefuse.optimizers.origins import Origin, is_torchs
+from tracefuse.recording.calls import Recording, Value, is_in_engine
 from tracefuse.recording.memories import WeakMap
-from tracefuse.recording.namespace import is_a, named_arguments, owners_of_methods
+from tracefuse.recording.namespace import (
+    Name,
+    Path,
+    Root,
+    is_a,
+    listed,
+    named,
+    named_arguments,
+    names_now,
+    owners_of_methods,
+)
 from tracefuse.recording.shield import Attached, Shield, shielded
 
 _DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
@@ -114,14 +125,16 @@ class Argument(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A module that runs: its dotted path, the name of its class, and whether that is one of `torch.nn`."""
+    """A module that runs: its dotted path within its root, the name of its class, whether that is one of `torch.nn`, and the
+    number of the root, as text."""
 
     path: str
     kind: str
     is_torchs: bool
+    root: str
 
 
-OUTSIDE = Running("", "", False)
+OUTSIDE = Running("", "", False, "")
 
 
 class Slot(NamedTuple):
@@ -145,11 +158,15 @@ class Slot(NamedTuple):
 class ModuleStack:
     """The `nn.Module`s that are running, by global forward hooks, and the `arguments` of the outermost ones."""
 
-    def __init__(self, names: WeakMap[tuple[str, str]], shield: Shield) -> None:
+    def __init__(self, shield: Shield) -> None:
         self.shield = shield
         self._stack: list[Running] = []
-        self._paths: WeakMap[str] = WeakMap()
-        self._names = names
+        self._roots: list[Root] = []
+        self._paths: WeakMap[Path] = WeakMap()
+        self.tensors: WeakMap[tuple[str, Path]] = WeakMap()
+        """Parameters and buffers: which of both each is, and where."""
+        self.roots: Mapping[int, Name] = {}
+        """What the roots of the program are called, once it is over."""
         self.slots: WeakMap[Slot] = WeakMap()
         """By the tensor that was there when the module was met."""
         self._hooks = ExitStack()
@@ -200,8 +217,9 @@ class ModuleStack:
             self._note_data_parallel(module)
         if not self._stack and not is_in_engine() and _is_trained(module):
             self.called()
+        root, path = self._paths.get(module) or ("", "")
         kind = type(module)
-        self._stack.append(Running(self._paths.get(module) or "", kind.__name__, is_torchs(kind)))
+        self._stack.append(Running(path, kind.__name__, is_torchs(kind), str(root)))
 
     def _note_data_parallel(self, module: nn.parallel.DistributedDataParallel) -> None:
         if module.find_unused_parameters:
@@ -245,25 +263,34 @@ class ModuleStack:
         of_it = [one for one in owners if is_a(one, nn.Module) and one is not module and module in one.modules()]
         if of_it:
             self.add_root(of_it[-1])
+        elif self._stack:  # no attribute leads there, as to a loss made in a forward: it is shown there, by its class
+            running = self._stack[-1]
+            at = ".".join(filter(None, (running.path, type(module).__name__)))
+            self._learn(module, Path(int(running.root), at))
         else:
-            self.add_root(module, self._path_within(module))
+            self.add_root(module)
 
-    def _path_within(self, module: nn.Module) -> str:
-        """Where to show a module that no attribute of the running one leads to, such as a loss made in its forward: under the
-        running one, by its class. One that nothing runs in is a root."""
-        return ".".join(filter(None, (self._stack[-1].path, type(module).__name__))) if self._stack else ""
+    def add_root(self, module: nn.Module, is_running: bool = True) -> None:
+        """Learn where the modules of `module` are, which may be known itself, and the names of its parameters and buffers."""
+        known = self._paths.get(module)
+        if known is None:
+            gone = (at for at, root in enumerate(self._roots) if root.is_gone_like(module))
+            known = Path(next(gone, len(self._roots)), "")
+        if known.root == len(self._roots):
+            has_parameters = any(one not in self.tensors for _, one in listed(module.named_parameters))
+            self._roots.append(Root.of(module, has_parameters, names_now(module) if is_running else ()))
+        self._learn(module, known)
 
-    def add_root(self, root: nn.Module, at: str = "") -> None:
-        """Learn the dotted paths of `root`'s modules, which lies at `at`, and the names of its parameters and buffers."""
-        for path, module in listed(root.named_modules, prefix=at):
-            if module not in self._paths:
-                self._paths[module] = path
-                self._note_slots(module)
-        for kind, named in (("parameter", root.named_parameters), ("buffer", root.named_buffers)):
-            for path, tensor in listed(named):
+    def _learn(self, module: nn.Module, at: Path) -> None:
+        for path, one in [(at.path, module), *listed(module.named_modules, prefix=at.path)]:
+            if one not in self._paths:
+                self._paths[one] = Path(at.root, path)
+                self._note_slots(one)
+        for kind, found in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+            for path, tensor in listed(found):
                 for one in (tensor, local_of(tensor)):
-                    if one not in self._names:
-                        self._names[one] = (kind, path)
+                    if one not in self.tensors:
+                        self.tensors[one] = kind, Path(at.root, path)
 
     def _note_slots(self, module: nn.Module) -> None:
         for kind, held in (("parameter", "_parameters"), ("buffer", "_buffers")):
@@ -274,14 +301,36 @@ class ModuleStack:
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Dotted path and tensor of what the buffers of the modules that ran hold now."""
         for module, path in self._paths.items():
-            yield from listed(module.named_buffers, prefix=path, recurse=False)
+            yield from listed(module.named_buffers, prefix=self.in_full(path), recurse=False)
+
+    def name_of(self, tensor: torch.Tensor) -> tuple[str, str] | None:
+        """Which of "parameter" and "buffer" a tensor is, and its dotted path; None of one that is of no module."""
+        found = self.tensors.get(tensor)
+        return found and (found[0], self.in_full(found[1]))
+
+    def in_full(self, path: Path) -> str:
+        return self.roots.get(path.root, Name()).of(path.path)
+
+    def name_roots(self, recording: Recording, variables: Mapping[str, Any]) -> None:
+        """The program is over, and sees these variables: say what its roots are called, and where its ops come from."""
+        for module in sorted((one for one in variables.values() if is_a(one, nn.Module)), key=_size, reverse=True):
+            self.add_root(module, is_running=False)
+        ran = {int(call.origin.root) for call in recording.calls if call.origin.root}
+        known = map(self.tensors.get, recording.externals.values())
+        read = {one[1].root for one in known if one is not None}
+        self.roots = named(self._roots, ran, read, self._paths.values(), variables)
+        renamed: dict[int, tuple[Origin, Origin]] = {}
+        for call in recording.calls:
+            old = call.origin
+            if old.root:
+                if id(old) not in renamed:
+                    name = self.roots[int(old.root)]
+                    renamed[id(old)] = old, replace(old, module=name.of(old.module), root=name.name)
+                call.origin = renamed[id(old)][1]
 
 
-def listed(names: Callable[..., Iterable[tuple[str, Any]]], **given: Any) -> list[tuple[str, Any]]:
-    """What a module names; nothing where its own method raises, which the program itself may never call."""
-    with suppress(Exception):
-        return list(names(**given))
-    return []
+def _size(module: nn.Module) -> int:
+    return len(listed(module.named_modules))
 
 
 def _is_trained(module: nn.Module) -> bool:

@@ -1,13 +1,28 @@
-"""Whose names a captured program can see: a block's frame, a function's globals, closure and arguments."""
+"""Whose names a captured program can see: a block's frame, a function's globals, closure and arguments; and what those make of
+outermost modules, where a program has several.
+
+    0.weight                            one model, whose paths need no name
+    G.net.0.weight, D.net.0.weight      two models
+    0.weight, criterion                 a model, and a loss beside it
+    encoder.0, head.0                   parts of one module that is never called itself
+
+Such a root is called as the user's variable, attribute or item (`G`, `self.G`, `nets["G"]` as `nets.G`) if no other root has
+that name, and else by its class, with a number where that is another root's too. Of several roots the only one with
+parameters is the model and needs no name. One of torch's losses never is the model.
+"""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, repeat
-from types import CodeType, FrameType
-from typing import Any, Generic, TypeGuard, TypeVar
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, count, repeat
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +37,12 @@ V = TypeVar("V")
 
 _OWN_REFERENCES = 3
 """To a frame's dict of variables while only this module looks at it: the frame's, ours, and the argument that counts them."""
+
+_LOSSES = "torch.nn.modules.loss"
+_OF_CELLS = ("In", "Out")
+"""Where IPython keeps what cells were and gave."""
+_FARTHEST = 2
+"""Over so many attributes and items a variable leads to a module, at most."""
 
 _FEW = 100
 """Entries of a container that is looked into, at most: longer ones are data."""
@@ -131,7 +152,7 @@ class Bindings(Generic[V]):
         if self._running:
             return
         found: dict[int, list[tuple[CodeType, str, bool]]] = {id(tensor): [] for tensor in tensors}
-        for frame in _user_frames() if found else ():
+        for frame in user_frames() if found else ():
             given = _given(frame)
             for name, thing in _variables(frame):
                 if id(thing) in found:
@@ -156,7 +177,7 @@ class Bindings(Generic[V]):
 
     def note_backward(self, value_of: Callable[[torch.Tensor], V | None]) -> None:
         """A backward starts: the functions that run now own the step, and those that made its batch have returned."""
-        for frame in _user_frames():
+        for frame in user_frames():
             self._running.add(frame.f_code)
             for name, thing in _variables(frame):
                 value = value_of(thing) if is_a(thing, torch.Tensor) else None
@@ -172,7 +193,7 @@ class Bindings(Generic[V]):
         return self.held.get(value) or next(chain(owned, given), "")
 
 
-def _user_frames() -> Iterator[FrameType]:
+def user_frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if not is_torchs_or_ours(frame.f_code.co_filename):
@@ -194,3 +215,156 @@ def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     found = [(name, thing) for name, thing in locals_of(frame).items() if name.isidentifier() and name[:1] != "_"]
     held = (contents_of(thing) for _, thing in found if is_a(thing, dict))
     return found + [(key, one) for pairs in held for key, one in pairs if isinstance(key, str) and key.isidentifier()]
+
+
+# --- outermost modules ------------------------------------------------------------------------------------------------
+
+
+class Path(NamedTuple):
+    """Where a module is: the number of its root, and the dotted path there."""
+
+    root: int
+    path: str
+
+
+class Name(NamedTuple):
+    """What a root is called, empty for the one that needs no name, and where it is within what is called so."""
+
+    name: str = ""
+    within: str = ""
+
+    def of(self, path: str) -> str:
+        return ".".join(filter(None, (*self, path)))
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """A module that ran in no other one, or whose parameters have a name. `has_parameters`: some that no root before it has;
+    `called`: its names in the functions that ran when it was met, the best one first."""
+
+    module: weakref.ref[nn.Module]
+    kind: str
+    is_loss: bool
+    has_parameters: bool
+    called: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, module: nn.Module, has_parameters: bool, called: tuple[str, ...]) -> Root:
+        kind = type(module)
+        return cls(weakref.ref(module), kind.__name__, kind.__module__ == _LOSSES, has_parameters, called)
+
+    def is_gone_like(self, module: nn.Module) -> bool:
+        """Whether this was what `module` is, as a loss that is made anew for each call."""
+        return self.module() is None and not self.has_parameters and self.kind == type(module).__name__
+
+
+class Held(NamedTuple):
+    """A module that variables lead to: over how many things, and what it is called."""
+
+    far: int
+    name: str
+    module: nn.Module
+
+
+def modules_in(variables: Mapping[str, Any]) -> Iterator[Held]:
+    """The modules in variables, in their attributes and items, and in the items of these."""
+    for name, thing in variables.items():
+        if name.isidentifier() and name[:1] != "_" and name not in _OF_CELLS:
+            yield from _held(name, thing)
+
+
+def _held(name: str, thing: Any, far: int = 0) -> Iterator[Held]:
+    inside: Iterable[tuple[str, Any]] = ()
+    if is_a(thing, nn.Module):
+        yield Held(far, name, thing)
+    if is_a(thing, (list, tuple, dict)) and far < _FARTHEST:
+        inside = [(f"{name}.{key}", one) for key, one in contents_of(thing) if _is_word(key)]
+    elif not far and not is_a(thing, (type, ModuleType, torch.Tensor)):
+        inside = [(key, one) for key, one in getattr(thing, "__dict__", {}).items() if key[:1] != "_"]
+    for path, one in inside:
+        yield from _held(path, one, far + 1)
+
+
+def _is_word(key: Any) -> bool:
+    return type(key) is int or (type(key) is str and key.isidentifier())
+
+
+def names_now(module: nn.Module) -> tuple[str, ...]:
+    """What the functions that run call the module."""
+    return _names_in((held for frame in user_frames() for held in modules_in(locals_of(frame))), module)
+
+
+def _names_in(found: Iterable[Held], module: nn.Module | None) -> tuple[str, ...]:
+    names = sorted((one for one in found if one.module is module), key=lambda one: one.far)
+    return tuple(dict.fromkeys(one.name for one in names))
+
+
+def listed(names: Callable[..., Iterable[tuple[str, Any]]], **given: Any) -> list[tuple[str, Any]]:
+    """What a module names; nothing where its own method raises, which the program itself may never call."""
+    with suppress(Exception):
+        return list(names(**given))
+    return []
+
+
+def named(
+    roots: Sequence[Root],
+    ran: Collection[int],
+    read: Collection[int],
+    paths: Iterable[Path],
+    variables: Mapping[str, Any],
+) -> dict[int, Name]:
+    """By number, what the roots of one program are called: those that `ran`, and those of whose tensors some are `read`.
+    `paths` are all that is known in any root, `variables` those that the program sees when it is over."""
+    used = sorted({*ran, *read})
+    if len(used) < 2 and not any(roots[at].is_loss for at in used):
+        return dict.fromkeys(used, Name())
+    held = list(modules_in(variables))
+    tops, within = _parts_of_one({at: roots[at] for at in used}, held)
+    each = list(dict.fromkeys(tops.values()))
+    called = {top: tuple(dict.fromkeys((*_names_in(held, top.module()), *top.called))) for top in each}
+    model = _model(each, {tops[at] for at in ran})
+    taken = {path.split(".")[0] for at, path in paths if at in tops and tops[at] is model}
+    names = _distinct(called, model, taken)
+    return {at: Name(names.get(top, ""), within.get(at, "")) for at, top in tops.items()}
+
+
+def _parts_of_one(used: Mapping[int, Root], held: Iterable[Held]) -> tuple[dict[int, Root], dict[int, str]]:
+    """What each root is a part of, by itself mostly, and its path there: modules that never ran may hold several."""
+    tops, within = dict(used), dict[int, str]()
+    own = {id(root.module()): at for at, root in used.items()}
+    containers = {id(one.module): one.module for one in held if id(one.module) not in own}
+    inside = [(module, dict(listed(module.named_modules))) for module in containers.values()]
+    for container, modules in sorted(inside, key=lambda pair: -len(pair[1])):
+        parts = {own[id(one)]: path for path, one in modules.items() if id(one) in own}
+        parts = {at: path for at, path in parts.items() if at not in within}
+        if len(parts) > 1:
+            top = Root.of(container, any(used[at].has_parameters for at in parts), ())
+            tops |= dict.fromkeys(parts, top)
+            within |= parts
+    return tops, within
+
+
+def _model(tops: Sequence[Root], ran: Collection[Root]) -> Root | None:
+    """The one that needs no name: the only one that has parameters and ran, or the only one of all."""
+    trained = [top for top in tops if top.has_parameters]
+    found = [top for top in trained if top in ran] or trained or [top for top in tops if not top.is_loss]
+    return found[0] if len(found) == 1 and (trained or len(tops) == 1) else None
+
+
+def _distinct(called: Mapping[Root, Sequence[str]], model: Root | None, taken: set[str]) -> dict[Root, str]:
+    """A name for each root but the `model`, and none that is `taken`."""
+    of_several = {
+        name for name, many in Counter(name for names in called.values() for name in names).items() if many > 1
+    }
+    found, by_class = dict[Root, str](), dict[str, list[Root]]()
+    for root in (one for one in called if one is not model):
+        name = next((one for one in called[root] if one not in of_several | taken), "")
+        if name:
+            found[root] = name
+        else:
+            by_class.setdefault(root.kind, []).append(root)
+    taken = {*taken, *found.values()}
+    for kind, alike in by_class.items():
+        free = (name for number in count(1) if (name := f"{kind}_{number}") not in taken)
+        found |= {root: kind if len(alike) == 1 and kind not in taken else next(free) for root in alike}
+    return found

@@ -160,20 +160,21 @@ class Origins:
             return last, True
         twin = self._twins.get(seq)
         if twin is None:
-            path, kind, is_torchs = self._modules.current()
-            return Origin(path, kind, user_source() or self.backward_source, name, seq, is_torchs=is_torchs), True
+            path, kind, is_torchs, root = self._modules.current()
+            source = user_source() or self.backward_source
+            return Origin(path, kind, source, name, seq, is_torchs=is_torchs, root=root), True
         found = self._last_in_backward = Origin(
-            twin.module, twin.module_type, twin.source, name, seq, is_torchs=twin.is_torchs
+            twin.module, twin.module_type, twin.source, name, seq, is_torchs=twin.is_torchs, root=twin.root
         )
         return found, True
 
     def _forward(self) -> Origin:
         seq = torch.autograd._get_sequence_nr() - 1
-        path, kind, is_torchs = self._modules.current()
+        path, kind, is_torchs, root = self._modules.current()
         if not (path or kind) and is_loading():
             path, kind = LOADER
         known = seq < self.first_seq or (seq in self._twins and torch.is_grad_enabled())
-        origin = Origin(path, kind, user_source(), "", None if known else seq, is_torchs=is_torchs)
+        origin = Origin(path, kind, user_source(), "", None if known else seq, is_torchs=is_torchs, root=root)
         if not known:
             self._twins.setdefault(seq, origin)
         return origin

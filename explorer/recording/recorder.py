@@ -70,8 +70,7 @@ def are_notes_taken() -> bool:
 
 
 class Recorder(TorchDispatchMode, Listener):
-    """Context manager that fills `recording`. `names` maps parameters and buffers to ("parameter", dotted path), `shield` says
-    whether taking notes failed."""
+    """Context manager that fills `recording`. `shield` says whether taking notes failed."""
 
     # They run, and are refused by name when the trace is asked for.
     supports_higher_order_operators = True
@@ -83,10 +82,9 @@ class Recorder(TorchDispatchMode, Listener):
         self.shield = shield or Shield("the capture")
         self._mark: object = None
         self.recording = Recording()
-        self.names: WeakMap[tuple[str, str]] = WeakMap()
         self.old_gradients: WeakMap[bool] = WeakMap()
         """What the step before has left in `.grad`, of recorders that know of one."""
-        self.modules = ModuleStack(self.names, self.shield)
+        self.modules = ModuleStack(self.shield)
         self.updates = UpdateHooks(self, self.modules, self.shield)
         self.shield.note(self.begin)
 
@@ -275,7 +273,7 @@ class Recorder(TorchDispatchMode, Listener):
         call = Call(facts.func, map_tensors(self.values.read, args), by_name, None, origin, in_engine)
         if len(self.recording.externals) > known and not (in_engine or self.updates.is_running):
             new = islice(self.recording.externals.values(), known, None)
-            self.bindings.note_read([tensor for tensor in new if tensor not in self.names])
+            self.bindings.note_read([tensor for tensor in new if tensor not in self.modules.tensors])
         if facts.exchanges:
             call.args, call.kwargs = plain(call.args), {key: plain(one) for key, one in by_name.items()}
         if self._pending and not (facts.is_view or (facts.exchanges and kind_of_exchange(func) is None)):

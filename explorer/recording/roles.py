@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import Recording, Value, is_leaf
-from tracefuse.recording.hooks import Argument, listed
-from tracefuse.recording.namespace import contents_of, is_a
+from tracefuse.recording.hooks import Argument
+from tracefuse.recording.namespace import contents_of, is_a, listed
 from tracefuse.recording.recorder import Recorder
 
 aten = torch.ops.aten
@@ -36,8 +36,8 @@ class Roles:
     buffer leaves; of a program with an optimizer also the names of what else it made and a variable or an optimizer holds, and
     the externals that its modules were given, in the order of the calls (`data`); the variables that hold a tensor (`bound`),
     and those that held what the program made where a backward started (`called`); the number of the call and the place among
-    its arguments of all that modules were given (`places`), and the buffers that the program made and did not find there
-    before, or in a module that it never ran (`put`)."""
+    its arguments of all that modules were given (`places`), the buffers that the program made and did not find there before,
+    or in a module that it never ran (`put`), and what names of several outermost modules' tensors begin with (`roots`)."""
 
     sources: dict[Value, tuple[str, str]]
     results: dict[Value, str]
@@ -49,6 +49,7 @@ class Roles:
     called: dict[Value, str] = field(default_factory=dict)
     places: dict[Value, tuple[int, int]] = field(default_factory=dict)
     put: dict[Value, str] = field(default_factory=dict)
+    roots: tuple[str, ...] = ()
 
 
 def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
@@ -59,9 +60,7 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
         value = recorder.values.value_of(tensor)
         return None if value in recorder.left_out else value
 
-    for thing in namespace.values():
-        if is_a(thing, nn.Module):
-            recorder.modules.add_root(thing)
+    recorder.modules.name_roots(recording, namespace)
     for leaf in sharded_parameters(recorder):
         recorder.values.read_if_met(local_of(leaf))
     variables = {n: t for n, t in namespace.items() if is_a(t, torch.Tensor) and not n.startswith("__")}
@@ -98,7 +97,8 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     called = {value: name for value, name in called.items() if value not in recording.externals}
     places = {value: (argument.call, argument.place) for value, argument in arguments.items()}
     left = results | made_here, gradients, _replaced_buffers(recorder), made
-    found = Roles(sources, *left, list(data), bound, called, places)
+    roots_called = tuple(dict.fromkeys(one.name for one in recorder.modules.roots.values() if one.name))
+    found = Roles(sources, *left, list(data), bound, called, places, roots=roots_called)
     return replace(found, put=_put(recorder, namespace, found.replaced.values())) if recording.updates else found
 
 
@@ -122,7 +122,7 @@ def _sources(
     sources: dict[Value, tuple[str, str]] = {}
     for value, tensor in recording.externals.items():
         default = ("parameter" if isinstance(tensor, nn.Parameter) else "input", bound.get(value, ""))
-        sources[value] = recorder.names.get(tensor) or default
+        sources[value] = recorder.modules.name_of(tensor) or default
     states = _states(recorder, namespace, sources)
     attributes = _attributes(namespace, recorder.values.value_of)
     for value, (kind, name) in sources.items():
@@ -273,7 +273,7 @@ def _leaves(recorder: Recorder, variables: Mapping[str, torch.Tensor]) -> list[t
 
 def sharded_parameters(recorder: Recorder) -> list[torch.Tensor]:
     """The parameters of which this process has a part."""
-    return [tensor for tensor, _ in recorder.names.items() if local_of(tensor) is not tensor]
+    return [tensor for tensor, _ in recorder.modules.tensors.items() if local_of(tensor) is not tensor]
 
 
 def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:

@@ -89,7 +89,7 @@ def left_by(
     optimizers = (update.optimizer() for update in recording.updates)
     states = (t for optimizer in optimizers if optimizer is not None for _, _, t in state_of(optimizer))
     visible = [t for t in (*namespace.values(), *tree_leaves(returned), *states) if is_a(t, torch.Tensor)]
-    named = (tensor for tensor, _ in recorder.names.items())
+    named = (tensor for tensor, _ in recorder.modules.tensors.items())
     leaves = [t for t in (*visible, *named, *recording.externals.values()) if t.requires_grad and is_leaf(t)]
     gradients = [gradient for leaf in leaves if (gradient := gradient_of(leaf)) is not None]
     value_of = recorder.values.value_of

@@ -195,9 +195,10 @@ class Bound:
         held = [one for part in parts for one in (part._parameters, part._buffers)]
         self.there = [(one, key, tensor) for one in held for key, tensor in one.items() if tensor is not None]
         named = {}
-        for model in reversed(self.models):
-            named |= dict(model.named_buffers(remove_duplicate=False))
-            named |= dict(model.named_parameters(remove_duplicate=False))
+        roots = MODELS if len(MODELS) > 1 else MODELS * len(self.models)
+        for root, model in reversed(list(zip(roots, self.models, strict=False))):
+            named |= dict(model.named_buffers(root, remove_duplicate=False))
+            named |= dict(model.named_parameters(root, remove_duplicate=False))
         rows = [(name, source, KINDS[name]) for i, (name, source, *_) in enumerate(INPUTS) if i not in DATA]
         rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED and i not in GIVEN]
         return {name: self.found(named, name, source, kind) for name, source, kind in rows}
@@ -216,7 +217,12 @@ class Bound:
             if entries and plain in entries[0]:
                 return entries[0][plain][int(index[:-1])] if index else entries[0][plain]
         if source not in named:
-            raise ValueError(f"{source} is not in the model or the optimizer: pass tensors={ {name: 'the tensor'} }")
+            order = (
+                f"pass [{', '.join(one or 'model' for one in MODELS)}] as the model, or "
+                if len(MODELS) > 1
+                else "pass "
+            )
+            raise ValueError(f"{source} is not in the model or the optimizer: {order}tensors={ {name: 'the tensor'} }")
         return named[source]
 
     def rate(self, name):
@@ -231,7 +237,7 @@ class Bound:
 def bind(model, optimizer, tensors=None):
     """The step function of a model and its optimizer, which must have made a step: see `TrainingStep`.
 
-    Several of either go in a list, in the order of OPTIMIZERS. `tensors` has by name what is in none of them.
+    Several of either go in a list, in the order of MODELS and OPTIMIZERS. `tensors` has by name what is in none of them.
     """
     models, optimizers = (list(x) if isinstance(x, (list, tuple)) else [x] for x in (model, optimizer))
     if len(optimizers) != len(OPTIMIZERS):

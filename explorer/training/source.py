@@ -156,6 +156,9 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"SHARED_RATES = {_shared(program, rates)!r}  # those that several groups have"
     devices = {p.name: str(val(p).device) for p in update.placeholders if p.name in rates}
     yield f"RATE_DEVICES = {devices!r}"
+    of_modules = (i for i in (*captured.trace.inputs, *program.trace.inputs) if i.kind in ("parameter", "buffer"))
+    models = tuple(dict.fromkeys(i.root for i in of_modules))
+    yield f"MODELS = {models!r}  # what names of their tensors begin with"
     yield f"OPTIMIZERS = {_options(program, rates)}"
     yield f"KINDS = { {i.name: i.kind for i in forward.inputs}!r}"
     yield f"CONSTANTS = {_constants(program)}"

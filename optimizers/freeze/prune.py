@@ -40,7 +40,7 @@ def match_inputs(trace: Trace, patterns: Sequence[str], decide: Decide) -> set[s
 
 
 def hits(glob: str, candidates: Sequence[Input]) -> set[str]:
-    return {i.name for i in candidates if any(fnmatch.fnmatchcase(n, glob) for n in (i.source, i.name))}
+    return {i.name for i in candidates if any(fnmatch.fnmatchcase(n, glob) for n in i.called)}
 
 
 def _why_idle(unfreezes: bool, hits: set[str], with_gradient: set[str], frozen: set[str]) -> tuple[str, str] | None:

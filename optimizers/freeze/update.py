@@ -10,6 +10,7 @@ as an average of weights does, reads the parameter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -27,7 +28,7 @@ _CHECKS = ("aten._amp_foreach_",)
 
 def frozen_gradients(trace: Trace, patterns: Sequence[str]) -> set[str]:
     """Names of the gradients that the update no longer gets, by `patterns` as of `freeze`."""
-    candidates = [Input(i.name.removeprefix("grad_"), i.kind, i.source) for i in trace.inputs if i.kind == "gradient"]
+    candidates = [replace(i, name=i.name.removeprefix("grad_")) for i in trace.inputs if i.kind == "gradient"]
     frozen: set[str] = set()
     for pattern in patterns:
         found = {f"grad_{name}" for name in hits(pattern.removeprefix(UNFREEZE), candidates)}

@@ -149,7 +149,7 @@ def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, 
     """Tiles where one of the two reasons for them holds."""
     dims = [d for d in order if shape[d] > 1]
     most = math.prod(shape) // BROADCAST_WORTH_HOISTING
-    costly = [n for n in body.ops if n.target in TRANSCENDENTAL and val(n).numel() <= most]
+    costly = {n for n in body.ops if n.target in TRANSCENDENTAL and val(n).numel() <= most}
     if not dims:
         return None
     lowering = _probed(body, shape)
@@ -176,7 +176,7 @@ def _by_tables(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bo
     if not dims or sum(2 * val(p).numel() < math.prod(shape) for p in body.placeholders) < FEWEST_TABLES:
         return None
     lowering, places = _probed(body, shape), []
-    for node, at, *_ in [key for key in lowering.seen if key[0] in body.placeholders]:
+    for node, at in _reads(lowering, body):
         lanes = ravel(at, val(node).stride()).lanes
         found = {int(lane.removeprefix("d")) for lane in lanes}
         if found and dims[-1] not in found:
@@ -203,11 +203,17 @@ def _probed(body: Trace, shape: Sequence[int]) -> Lowering:
     return lowering
 
 
+def _reads(lowering: Lowering, body: Trace) -> list[tuple[fx.Node, Indices]]:
+    """The inputs that the body reads, each at the places where it does."""
+    inputs = set(body.placeholders)
+    return [(node, at) for node, at, *_ in lowering.seen if node in inputs]
+
+
 def _read_along(lowering: Lowering, body: Trace, dims: Sequence[int]) -> set[int]:
     """The dimensions along which a large input is read in the order of memory, where they are not those of the result, by
     whose strides `dims` are; a run of them that also lies together in the input is one axis."""
     numel = lowering.layout.numel
-    for node, at, *_ in [key for key in lowering.seen if key[0] in body.placeholders]:
+    for node, at in _reads(lowering, body):
         if nbytes(node) * 2 < numel * val(node).element_size():
             continue
         atoms = ravel(at, val(node).stride()).terms

@@ -70,8 +70,8 @@ def _matches(forward: Forward, glob: str, action: Action) -> list[tuple[fx.Node,
 
 
 def _in_module(node: fx.Node, glob: str) -> bool:
-    path = origin(node).module
-    return bool(path) and (fnmatchcase(path, glob) or fnmatchcase(path, f"{glob}.*"))
+    where = origin(node)
+    return any(fnmatchcase(path, one) for path in where.called if path for one in (glob, f"{glob}.*"))
 
 
 def _savable(forward: Forward, node: fx.Node) -> Iterable[fx.Node]:

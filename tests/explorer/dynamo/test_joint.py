@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.backend import tracefuse as backend
+from tracefuse.optimizers.trace import origin
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +154,25 @@ def test_a_check_of_the_data_yields_nothing_and_is_left_out() -> None:
         with torch.no_grad():
             torch.testing.assert_close(torch.compile(experts, backend=backend)(x, chosen), experts(x, chosen))
     assert not [one for one in said if "this model" in str(one.message)]
+
+
+def test_outermost_modules_of_one_graph_have_their_variables_as_names() -> None:
+    """The only one with parameters needs none."""
+
+    def adversarial(G: nn.Module, D: nn.Module, loss: nn.Module) -> Tensor:
+        return loss(D(G(torch.ones(2, 8))), torch.zeros(2, 8))
+
+    def alone(model: nn.Module, loss: nn.Module) -> Tensor:
+        return loss(model(torch.ones(2, 8)), torch.zeros(2, 8))
+
+    one, other = (nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2))
+    torch.compile(adversarial, backend=backend)(one, other, nn.MSELoss()).backward()
+    (trace,) = [c.trace for c in tracefuse.compiled(one)]
+    assert [i.source for i in trace.inputs if i.source.endswith("weight")] == ["G.0.weight", "D.0.weight"]
+    assert {origin(n).module for n in trace.ops} >= {"G.0", "G.1", "D.0", "D.1", "loss"}
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    torch.compile(alone, backend=backend)(model, nn.MSELoss()).backward()
+    (trace,) = [c.trace for c in tracefuse.compiled(model)]
+    assert [i.source for i in trace.inputs if i.source.endswith("weight")] == ["0.weight"]
+    assert {origin(n).module for n in trace.ops} >= {"0", "1", "loss"}
