@@ -29,8 +29,6 @@ from tracefuse.steps.carried import ReadAgain
 from tracefuse.steps.mode_stack import enter_below, leave
 from tracefuse.steps.stream import StepOp, noted_call, noted_op
 
-Signature = tuple[str, Source | None]
-
 _MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.clone.default}
 """What a module's `.to()`, `.cpu()` and `.double()` give its tensors as their data."""
 
@@ -55,8 +53,6 @@ class StepRecorder(Recorder):
         self.stage: Literal["before", "step", "after", "done"] = "before"
         self.ops: list[StepOp] | None = None
         """The operators of a step that is only followed."""
-        self.head: list[Signature] = []
-        self.tail: list[Signature] = []
         self.unsure: Source | None = None
         """The line of a write behind the update before, or behind the step's own, that may be either step's."""
         self.carried: set[Source] = set()
@@ -72,7 +68,6 @@ class StepRecorder(Recorder):
         """Whether no other step has begun since: what ends a step may not have run then."""
         self._has_begun = False
         self._waiting: list[Call | StepOp] = []
-        self._in_doubt: list[Signature] = []
 
     def begin(self, first_seq: int | None = None) -> None:
         super().begin(first_seq)
@@ -109,7 +104,6 @@ class StepRecorder(Recorder):
 
     def update_ended(self, updates: int, between: Between) -> None:
         """The step's last update has ended: of the run's it is the last so far."""
-        self._in_doubt = []
         self.unsure = self._between.unsure
         self.stage, self._between, self.end_update = "after", between, updates
         if self.ops is None:  # a loop gives its variables the next batch before the next step begins
@@ -279,12 +273,6 @@ class StepRecorder(Recorder):
         if self.stage == "after" and self.ops is None:
             self._follow_moves(func, args, kwargs)
         verdict = self._between.verdict_on(self, func, args, kwargs, bool(self.modules.current().kind))
-        noted, one = self.head if self.stage == "before" else self.tail, (str(func), user_source())
-        if verdict == "waiting":
-            self._in_doubt.append(one)
-        elif verdict != "begin":
-            noted += [*self._in_doubt, one] if verdict == "pulled" else [one]
-            self._in_doubt = self._in_doubt if verdict == "tail" else []
         if self.stage == "after":
             return self._belongs(verdict)
         return self._begins(verdict)
@@ -315,20 +303,6 @@ class StepRecorder(Recorder):
         self.begin(self._between.first_node)  # autograd has numbered the operator that is about to run
         if self.ops is not None:
             self.ops.clear()
-
-    @property
-    def is_shifted(self) -> bool:
-        """Whether it begins with what ends the step before, as its own end tells: what touches nothing but what the step
-        before has made, which nobody recorded."""
-        head = iter(self.head)
-        expected, late = next(head, None), []
-        for one in self.tail:
-            if one == expected:
-                expected = next(head, None)
-            else:
-                late.append(one)
-        first = [(str(call.func), call.origin.source) for call in self.recording.calls[: len(late)]]
-        return bool(late) and expected is None and first == late
 
     @shielded
     def backward_starts(self, outputs: Any, gradients: Any = ()) -> None:

@@ -278,7 +278,6 @@ class Features(Loop):
 REFUSED = {
     AveragedInList: r"no module has.* for mine, new in pairs\]",
     AveragedInDict: r"no module has.*\* 0\.9 \+ new \* 0\.1",
-    AveragedData: r"no module has.*mine\.data = ",
     AveragedBuffers: r"no module has.*mine\.running_mean = ",
     StateReplaced: r"exp_avg of 0\.weight.*self\.opt\.step\(\)",
     ParameterReplaced: r"3\.bias",
