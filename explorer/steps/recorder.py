@@ -162,12 +162,10 @@ class StepRecorder(Recorder):
         made = {id(c) for c in tail if any(v.memory in moved and v.base not in read for v in c.out_values())}
         recording.calls[self._settled_at :] = [call for call in tail if id(call) not in made]
 
-    def made(self, tensor: torch.Tensor) -> Value | None:
-        """What the tensor is, if it is of this step's making, and no gradient that it leaves."""
+    def met(self, tensor: torch.Tensor) -> Value | None:
+        """What the tensor is, if this step read or made it, and it is no gradient that it leaves."""
         value = self.values.value_of(tensor)
-        known = self.recording.externals
-        is_made = value is not None and value.base not in known and value not in self.recording.gradients.values()
-        return value if is_made else None
+        return None if value is None or value in self.recording.gradients.values() else value
 
     def end(self) -> None:
         """The step is over: note who is who while its tensors are there."""
@@ -248,10 +246,13 @@ class StepRecorder(Recorder):
             self._computed |= made - self._given - {None}
 
     def _note_read_again(self, op: StepOp, given: list[torch.Tensor]) -> None:
-        found = [] if self._captured is None else [(at, self._captured.made(t)) for at, t in enumerate(given)]
-        again = [(op, at, value) for at, value in found if value is not None]
-        self.read_again += again
-        self.carried |= {op.source for op, _, _ in again if op.source is not None}
+        if self._captured is None:
+            return
+        found = [(at, self._captured.met(t)) for at, t in enumerate(given)]
+        known = [(at, value) for at, value in found if value is not None]
+        self.read_again += [(op, at, value) for at, value in known]
+        if op.source is not None and any(value.base not in self._captured.recording.externals for _, value in known):
+            self.carried.add(op.source)
 
     def _is_loading(self) -> bool:
         """Whether a batch is being fetched: what a `DataLoader` yields is data, whichever step it is for."""
