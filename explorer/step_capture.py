@@ -4,7 +4,8 @@
         trainer.train()
 
 Torch's own hooks on every optimizer's step tell where steps end, so that it does not matter who owns the loop. The third
-step is recorded with all its micro-batches, the next three are followed to know what varies, and all others run as without us.
+step is recorded with all its micro-batches, the one before it and the next three are followed to know what it reads and what
+varies, and all others run as without us.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def capture_step(n: int = SHOWN) -> StepCapture:
     """A context manager that captures the step number `n` of what trains in its block, 1 being the first.
 
     A step is the shortest sequence of forwards, backwards and updates that repeats: with one optimizer from one update to the
-    next. All other steps run untouched, but for the one after it, of which it is noted which operators ran. Raises
-    `CaptureError` (when the trace is first asked for) where the run ended before that step, `OptionError` for no such number.
+    next. All other steps run untouched, but for the one before it and the three after it, of which it is noted which operators
+    ran. Raises `CaptureError` (when the trace is first asked for) where the run ended before that step, `OptionError` for no
+    such number.
     """
     return StepCapture(n)

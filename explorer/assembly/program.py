@@ -31,6 +31,7 @@ from tracefuse.assembly.unshown import (
 )
 from tracefuse.collectives.ended import without_collectives
 from tracefuse.errors import CaptureError
+from tracefuse.lines.statements import stores_to
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.split import handed_over, joined
 from tracefuse.optimizers.trace import Trace, tensors
@@ -74,9 +75,10 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Carried:
-    """A tensor that a step reads under this name, "" where no trace has it, and in whose place the next step read another one,
-    which the step had made, in the line `source`. `of_one` says whether that is a single number, `adds` whether it is computed
-    from what was there before. Of a buffer that nothing was seen to read (`is_put`) it is the line that made it."""
+    """A tensor that a step reads under this name, "" where no trace has it, and in whose place the next step reads another
+    one, in the line `source`: the step made it, or read it elsewhere, or the program gave the first one up. `of_one` says
+    whether that is a single number, `adds` whether it is computed from what was there before. Of a buffer that nothing was
+    seen to read (`is_put`) it is the line that made it."""
 
     name: str
     source: Source | None
@@ -280,7 +282,7 @@ def captured_program(
         order=forwards_first(built.graph),
         uncut=uncut,
         slots=_slots(recorder, name_of_value),
-        carried=tuple(_carried(recorder, roles, [_names_of(one, externals) for one in parts])),
+        carried=tuple(_carried(recorder, ended, [_names_of(one, externals) for one in parts])),
     )
     left = [None if value is None else ended.left.get(value) for one in parts for value in one.left]
     if update is not None:
@@ -305,22 +307,64 @@ def _slots(recorder: Recorder, names: Mapping[Value, str]) -> dict[str, Slot]:
     return {name: slot for name, slot in pairs if slot is not None}
 
 
-def _carried(recorder: Recorder, roles: Roles, names: Sequence[Mapping[Value, str]]) -> Iterator[Carried]:
-    """What the next step was seen to read in the place of this one's inputs, which have these `names`, and the buffers that
-    the program puts into modules. A module's buffer that stays there is followed, and a weight that was moved is itself."""
-    recording = recorder.recording
-    for value, (made, source) in recording.carried.items():
-        if roles.replaced.get(value) is made or made.memory in recorder.values.copies:
+def _carried(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, str]]) -> Iterator[Carried]:
+    """What the next step reads in the place of this one's inputs, which have these `names`, as far as that was seen or nobody
+    holds them any more, and the buffers that the program puts into modules. A module's buffer that stays there is followed, a
+    weight that was moved is itself, and data is where the loop takes it."""
+    recording, roles = recorder.recording, ended.roles
+    for value, (there, source) in recording.carried.items():
+        if roles.replaced.get(value) is there or there.memory in recorder.values.copies:
+            continue
+        if there in recording.externals and _is_data(value, roles, names) and _is_data(there, roles, names):
             continue
         found = next((known[value] for known in names if value in known), "")
-        adds = made.base in _computed_from({value.base}, recording.calls)
-        yield Carried(found, source, math.prod(made.shape) == 1, adds)
+        adds = there.base in _computed_from({value.base}, recording.calls)
+        yield Carried(found, source or _stored(recorder, value), math.prod(there.shape) == 1, adds)
+    yield from _given_up(recorder, ended, names)
     inside = {value.base for value in recording.externals}
     computed = _computed_from(inside, recording.calls, with_draws=True) if roles.put else set()
     for value, path in roles.put.items():  # constants stay what they are
         made_by = [call for call in recording.calls if value in call.out_values()]
         if value.base in computed and made_by:
             yield Carried(path, made_by[-1].origin.source, math.prod(value.shape) == 1, adds=False, is_put=True)
+
+
+def _is_data(value: Value, roles: Roles, names: Sequence[Mapping[Value, str]]) -> bool:
+    """Whether the forward alone reads it, and no module has it: it may be of a batch."""
+    return roles.sources.get(value, ("", ""))[0] == "input" and not any(value in late for late in names[1:])
+
+
+def _stored(recorder: Recorder, buffer: Value) -> Source | None:
+    """The line that puts a tensor into the module that had this buffer, if one of the program's files has just one."""
+    slot, calls = recorder.modules.slots.get(recorder.recording.externals[buffer]), recorder.recording.calls
+    sources = {call.origin.source.file: call.origin.source for call in calls if call.origin.source}.values()
+    found = [line for one in sources for line in stores_to(one, slot.key)] if slot is not None else []
+    return found[0] if len(found) == 1 else None
+
+
+def _given_up(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, str]]) -> Iterator[Carried]:
+    """The inputs that nobody holds any more, where the update alone reads them, or somebody holds what the program computed
+    from them and what is like them, as an average is: of what the forward reads, which may be data, with what the model
+    computes. A tensor that Python makes of a number comes anew in each step."""
+    recording, sources = recorder.recording, ended.roles.sources
+    made_by_python = {call.args[0] for call in recording.calls if call.func is torch.ops.aten.lift_fresh.default}
+    lost = ended.given_up - recording.carried.keys() - ended.roles.replaced.keys() - made_by_python
+    outside = [call for call in recording.calls if not call.in_engine and not call.origin.module_type]
+    held: dict[Any, list[tuple[Source | None, Value]]] = {}
+    for call in outside if lost else ():
+        for made in call.out_values():
+            if made in ended.alive:
+                held.setdefault((made.shape, made.dtype, made.device), []).append((call.origin.source, made))
+    trained = _computed_from({one.base for one, (kind, _) in sources.items() if kind == "parameter"}, recording.calls)
+    for value in (one for one in recording.externals if one in lost):
+        found = next((known[value] for known in names if value in known), "")
+        like = held.get((value.shape, value.dtype, value.device), [])
+        reached = _computed_from({value.base}, recording.calls) if like else set()
+        reached &= trained if value in names[0] else reached
+        after = [source for source, made in like if made.base in reached]
+        if after or (found and value not in names[0]):
+            read = [call.origin.source for call in recording.calls if value in call.reads()][:1]
+            yield Carried(found, (after or read or [None])[-1], math.prod(value.shape) == 1, bool(after))
 
 
 def _computed_from(starts: set[Value], calls: Iterable[Call], with_draws: bool = False) -> set[Value]:

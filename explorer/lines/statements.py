@@ -11,6 +11,7 @@ import token
 import tokenize
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from tracefuse.optimizers.origins import Source
@@ -109,6 +110,14 @@ def statement_at(source: Source | None) -> ast.stmt | None:
     """The statement that a line is a part of; None where it is no plain one, one of several, or not at hand."""
     around = [] if source is None else statements_at(source)
     return around[0] if len(around) == 1 else None
+
+
+def stores_to(source: Source, attribute: str) -> list[Source]:
+    """The lines of the same file that give an attribute of that name a value."""
+    lines = linecache.getlines(source.file)
+    nodes = (node for one in statements_of("".join(lines)) for node in ast.walk(one) if isinstance(node, ast.Attribute))
+    found = {node.lineno for node in nodes if node.attr == attribute and isinstance(node.ctx, ast.Store)}
+    return [replace(source, line=at, function="", text=lines[at - 1].rstrip("\n")) for at in sorted(found)]
 
 
 def stored_between(source: Source, first: int, last: int) -> set[str]:

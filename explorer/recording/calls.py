@@ -268,9 +268,9 @@ class Update:
 
 
 class HandedOn(NamedTuple):
-    """What this step made and the next one read, in that line."""
+    """What this step made or read, and the next one reads in another's place, in that line."""
 
-    made: Value
+    value: Value
     source: Source | None
 
 
@@ -285,8 +285,8 @@ class Recording:
     any operator (`launches`), and autograd's nodes whose results no operator made (`unseen`). `settled` are the externals as
     they were when a step's update had ended: what a loop does with their tensors afterwards is no part of it. `backwards`
     counts the calls of autograd that started from what was recorded, `gradients` are those that they left of each leaf,
-    `updates` the calls of optimizers' `step`. `carried` are the externals in whose place the next step read what this one had
-    made."""
+    `updates` the calls of optimizers' `step`. `carried` are the externals in whose place the next step read another tensor of
+    this one, or will, since a module has it there."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from tracefuse.distributed.sharded import local_of
-from tracefuse.recording.calls import Recording, Value, is_leaf
+from tracefuse.recording.calls import HandedOn, Recording, Value, is_leaf
 from tracefuse.recording.hooks import Argument
 from tracefuse.recording.namespace import contents_of, is_a, listed
 from tracefuse.recording.recorder import Recorder
@@ -86,8 +86,8 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     for leaf, gradient in (*gradients.items(), *recording.gradients.items()):
         if gradient in sources and not sources[gradient][1]:
             sources[gradient] = "input", f"{sources[leaf][1]}_grad".lstrip("_")
-    replaced = recording.externals.keys() - recording.gradients.values()
-    sources |= {v: ("input", OLD_GRADIENT) for v in replaced if recorder.old_gradients.get(recording.externals[v])}
+    others = recording.externals.keys() - recording.gradients.values()
+    sources |= {v: ("input", OLD_GRADIENT) for v in others if recorder.old_gradients.get(recording.externals[v])}
     roots = {root for root, _, _ in recording.roots}
     results = {v: name for v, name in results.items() if v in roots or v not in gradients.values()}
     made: dict[Value, str] = {}
@@ -96,7 +96,10 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
         made = {v: name for v, name in kept.items() if v.base is v and v not in recording.externals}
     called = {value: name for value, name in called.items() if value not in recording.externals}
     places = {value: (argument.call, argument.place) for value, argument in arguments.items()}
-    left = results | made_here, gradients, _replaced_buffers(recorder), made
+    buffers = _other_buffers(recorder)
+    recording.carried |= {before: HandedOn(now, None) for before, now in buffers.items() if now in recording.externals}
+    replaced = {before: now for before, now in buffers.items() if now not in recording.externals}
+    left = results | made_here, gradients, replaced, made
     roots_called = tuple(dict.fromkeys(one.name for one in recorder.modules.roots.values() if one.name))
     found = Roles(sources, *left, list(data), bound, called, places, roots=roots_called)
     return replace(found, put=_put(recorder, namespace, found.replaced.values())) if recording.updates else found
@@ -213,16 +216,17 @@ def _attributes(namespace: Mapping[str, Any], value_of: Callable[[Any], Value | 
     return found
 
 
-def _replaced_buffers(recorder: Recorder) -> dict[Value, Value]:
-    """By the buffer that the program read, the value that it computed and that is there now in the same module."""
+def _other_buffers(recorder: Recorder) -> dict[Value, Value]:
+    """By the buffer that the program read, the value that it computed, or read elsewhere, and that is there now in the same
+    module."""
     externals, slots = recorder.recording.externals, recorder.modules.slots
     found = {}
     for before, tensor in externals.items():
         slot = slots.get(tensor)
         there = None if slot is None or slot.kind != "buffer" else slot.tensor()
         now = None if there is None or there is tensor else recorder.values.value_of(there)
-        is_made = now is not None and now not in externals
-        if is_made and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
+        is_known = now is not None and now is not before
+        if is_known and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
             found[before] = now
     return found
 

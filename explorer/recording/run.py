@@ -2,11 +2,12 @@
 
 What it left is kept by weak reference, so that a replay can be held against it later.
 
-Private names, seen on torch 2.11, 2.13 and 2.15: `torch._neg_view`.
+Private names, seen on torch 2.11, 2.13 and 2.15: `torch._neg_view`, `torch._C._storage_Use_Count`.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from tracefuse.recording.calls import BATCH_NORMS, Value, is_leaf, node_of
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.namespace import is_a
 from tracefuse.recording.recorder import Recorder
-from tracefuse.recording.roles import GradientOf, Roles, optimizers_of, roles_of, sharded_parameters
+from tracefuse.recording.roles import OLD_GRADIENT, GradientOf, Roles, optimizers_of, roles_of, sharded_parameters
 from tracefuse.recording.thaw import Thaw
 from tracefuse.recording.updates import state_of
 
@@ -116,6 +117,35 @@ def read_from_outside(recorder: Recorder) -> list[Left]:
     return [Left(t, recorder.values.memory_of) for t in inputs]
 
 
+def given_up(recorder: Recorder, roles: Roles) -> frozenset[Value]:
+    """The inputs that are no module's, and that nobody holds but the recording: no later step can read them."""
+    recording, memory_of = recorder.recording, recorder.values.memory_of
+    ours = {id(one): one for one in (*recording.externals.values(), *recording.settled.values())}.values()
+    count = Counter(map(memory_of, ours))
+    del ours  # which holds them once more
+    known = object()
+    held: list[tuple[Value | None, object]] = [*recording.externals.items(), (None, known)]
+    references = {value: sys.getrefcount(one) for value, one in held}
+    alone = {value for value in recording.externals if references[value] <= references[None]}
+    plain = {value for value in alone if roles.sources[value][0] in ("input", "state")} - {
+        *recording.gradients.values()
+    }
+    return frozenset(
+        value
+        for value in plain
+        if roles.sources[value][1] != OLD_GRADIENT and _holders(recording.externals[value]) == count[value.memory]
+    )
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    """How many tensors lie in its memory."""
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, ValueError):
+        return 0
+    return torch._C._storage_Use_Count(storage._cdata) - 1
+
+
 def growing_list(recorder: Recorder, namespace: Mapping[str, Any]) -> str:
     """The variable, or the attribute of one, that is a list of what has a graph: of this run beside what is of none that it
     knows, so of a step before, or of more of the run's backwards than one step has, which each optimizer takes part in. ""
@@ -168,13 +198,14 @@ def _version(tensor: torch.Tensor) -> int:
 @dataclass(frozen=True, eq=False)
 class Ended:
     """What is known once a program has run: who is who, what it left and what it read, the values that somebody still holds,
-    those of each optimizer's parameters, those of the parameters that were thawed, whether of some parameters this process
-    has a part, and the name of a list that keeps the graphs of several steps."""
+    the inputs that nobody does, those of each optimizer's parameters, those of the parameters that were thawed, whether of
+    some parameters this process has a part, and the name of a list that keeps the graphs of several steps."""
 
     roles: Roles
     left: Mapping[Value, Left]
     read: Sequence[Left]
     alive: frozenset[Value]
+    given_up: frozenset[Value]
     optimized: Mapping[str, frozenset[Value]]
     thawed: frozenset[Value]
     is_sharded: bool = False
@@ -228,6 +259,7 @@ class Run:
             left=left_by(recorder, roles, namespace, returned, gradient_of),
             read=read_from_outside(recorder),
             alive=recorder.values.alive(),
+            given_up=given_up(recorder, roles),
             optimized=optimizers_of(recorder, namespace),
             thawed=frozenset(
                 v for p in (thaw.parameters if thaw else ()) if (v := recorder.values.value_of(p)) is not None

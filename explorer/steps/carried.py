@@ -1,5 +1,5 @@
 """What one step leaves to the next otherwise than by writing to what was there: tensors that it made, and the next one
-read."""
+read, or that it found elsewhere than the next one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracefuse.steps.stream import StepOp
 from tracefuse.steps.varying import paired
 
 ReadAgain = tuple[StepOp, int, Value]
-"""An operator of the next step, the place among the tensors that it reads, and what of the captured step was there."""
+"""An operator of the next step, the place among the tensors that it reads, and what of the captured step is there."""
 
 
 def note_carried(
@@ -21,15 +21,16 @@ def note_carried(
     again: Sequence[ReadAgain],
 ) -> None:
     """Note in the `recording` of the captured step, where `ran` is the operators that it is made of, in whose place the other
-    one has read what it made."""
+    one has read what it made, or another one of those that it read."""
     if not again:
         return
     twins = {id(other[there]): ran[at] for at, there in paired(captured, other)}
-    for op, at, made in again:
+    for op, at, found in again:
         twin = twins.get(id(op))
         reads = [] if twin is None else twin.reads()
-        if len(reads) == op.reads() and (read := _external(reads[at], recording)) is not None:
-            recording.carried.setdefault(read, HandedOn(made, op.source))
+        read = _external(reads[at], recording) if len(reads) == op.reads() else None
+        if read is not None and found.base is not read.base and found.memory != read.memory:
+            recording.carried.setdefault(read, HandedOn(found, op.source))
 
 
 def _external(read: Value, recording: Recording) -> Value | None:

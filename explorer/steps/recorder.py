@@ -29,8 +29,6 @@ from tracefuse.steps.carried import ReadAgain
 from tracefuse.steps.mode_stack import enter_below, leave
 from tracefuse.steps.stream import StepOp, noted_call, noted_op
 
-Signature = tuple[str, Source | None]
-
 _MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.clone.default}
 """What a module's `.to()`, `.cpu()` and `.double()` give its tensors as their data."""
 
@@ -55,8 +53,6 @@ class StepRecorder(Recorder):
         self.stage: Literal["before", "step", "after", "done"] = "before"
         self.ops: list[StepOp] | None = None
         """The operators of a step that is only followed."""
-        self.head: list[Signature] = []
-        self.tail: list[Signature] = []
         self.unsure: Source | None = None
         """The line of a write behind the update before, or behind the step's own, that may be either step's."""
         self.carried: set[Source] = set()
@@ -72,7 +68,6 @@ class StepRecorder(Recorder):
         """Whether no other step has begun since: what ends a step may not have run then."""
         self._has_begun = False
         self._waiting: list[Call | StepOp] = []
-        self._in_doubt: list[Signature] = []
 
     def begin(self, first_seq: int | None = None) -> None:
         super().begin(first_seq)
@@ -109,7 +104,6 @@ class StepRecorder(Recorder):
 
     def update_ended(self, updates: int, between: Between) -> None:
         """The step's last update has ended: of the run's it is the last so far."""
-        self._in_doubt = []
         self.unsure = self._between.unsure
         self.stage, self._between, self.end_update = "after", between, updates
         if self.ops is None:  # a loop gives its variables the next batch before the next step begins
@@ -168,12 +162,10 @@ class StepRecorder(Recorder):
         made = {id(c) for c in tail if any(v.memory in moved and v.base not in read for v in c.out_values())}
         recording.calls[self._settled_at :] = [call for call in tail if id(call) not in made]
 
-    def made(self, tensor: torch.Tensor) -> Value | None:
-        """What the tensor is, if it is of this step's making, and no gradient that it leaves."""
+    def met(self, tensor: torch.Tensor) -> Value | None:
+        """What the tensor is, if this step read or made it, and it is no gradient that it leaves."""
         value = self.values.value_of(tensor)
-        known = self.recording.externals
-        is_made = value is not None and value.base not in known and value not in self.recording.gradients.values()
-        return value if is_made else None
+        return None if value is None or value in self.recording.gradients.values() else value
 
     def end(self) -> None:
         """The step is over: note who is who while its tensors are there."""
@@ -254,10 +246,13 @@ class StepRecorder(Recorder):
             self._computed |= made - self._given - {None}
 
     def _note_read_again(self, op: StepOp, given: list[torch.Tensor]) -> None:
-        found = [] if self._captured is None else [(at, self._captured.made(t)) for at, t in enumerate(given)]
-        again = [(op, at, value) for at, value in found if value is not None]
-        self.read_again += again
-        self.carried |= {op.source for op, _, _ in again if op.source is not None}
+        if self._captured is None:
+            return
+        found = [(at, self._captured.met(t)) for at, t in enumerate(given)]
+        known = [(at, value) for at, value in found if value is not None]
+        self.read_again += [(op, at, value) for at, value in known]
+        if op.source is not None and any(value.base not in self._captured.recording.externals for _, value in known):
+            self.carried.add(op.source)
 
     def _is_loading(self) -> bool:
         """Whether a batch is being fetched: what a `DataLoader` yields is data, whichever step it is for."""
@@ -279,12 +274,6 @@ class StepRecorder(Recorder):
         if self.stage == "after" and self.ops is None:
             self._follow_moves(func, args, kwargs)
         verdict = self._between.verdict_on(self, func, args, kwargs, bool(self.modules.current().kind))
-        noted, one = self.head if self.stage == "before" else self.tail, (str(func), user_source())
-        if verdict == "waiting":
-            self._in_doubt.append(one)
-        elif verdict != "begin":
-            noted += [*self._in_doubt, one] if verdict == "pulled" else [one]
-            self._in_doubt = self._in_doubt if verdict == "tail" else []
         if self.stage == "after":
             return self._belongs(verdict)
         return self._begins(verdict)
@@ -315,20 +304,6 @@ class StepRecorder(Recorder):
         self.begin(self._between.first_node)  # autograd has numbered the operator that is about to run
         if self.ops is not None:
             self.ops.clear()
-
-    @property
-    def is_shifted(self) -> bool:
-        """Whether it begins with what ends the step before, as its own end tells: what touches nothing but what the step
-        before has made, which nobody recorded."""
-        head = iter(self.head)
-        expected, late = next(head, None), []
-        for one in self.tail:
-            if one == expected:
-                expected = next(head, None)
-            else:
-                late.append(one)
-        first = [(str(call.func), call.origin.source) for call in self.recording.calls[: len(late)]]
-        return bool(late) and expected is None and first == late
 
     @shielded
     def backward_starts(self, outputs: Any, gradients: Any = ()) -> None:

@@ -1,6 +1,7 @@
-"""A run watched from update to update: one of its steps is recorded, the next three are followed, the others left alone.
+"""A run watched from update to update: one of its steps is recorded, the one before it and the next three are followed, the
+others left alone.
 
-    capture_step(n=3)      step 3 is recorded, steps 4 to 6 are followed
+    capture_step(n=3)      step 3 is recorded, steps 2 and 4 to 6 are followed
     a block or a cell      steps 2 and 3 are recorded until the block turns out to be a loop, the next ones followed
 
 A block's own recorder has all of it, and is what is captured unless two whole steps were in it.
@@ -68,7 +69,7 @@ class StepWatch:
         block: Run | None = None,
         returned: Callable[[], Any] = lambda: None,
     ) -> None:
-        self.plan, self._n, self.shield = plan, plan.n, shield
+        self.plan, self.shield = plan, shield
         self.updates = UpdateSequence()
         self.refusal = ""
         """Why no step of this run can be recorded."""
@@ -98,7 +99,7 @@ class StepWatch:
     def start(self) -> None:
         self._began = time.perf_counter()
         self.shield.note(self._hook.attach)
-        if self.plan.first == 1:
+        if self._is_wanted(1):
             self.shield.note(self._record_next, None)
 
     def stop(self) -> None:
@@ -154,13 +155,15 @@ class StepWatch:
         between = Between([*held, *gradients], before if is_recorded else None, not self._ended_at, **further)
         if ended is not None:
             ended.update_ended(len(self.updates.seen), between)
-        if self._is_wanted(self.updates.steps + 1):
+        number = self.updates.steps + 1
+        if self._is_wanted(number):
             self._current = StepRecorder(
                 self.shield, between, len(self.updates.seen), self._names, self._returned, self._step_is_over
             )
             for gradient in gradients:
                 self._current.old_gradients[gradient] = True
-            if self._is_shown(self._captured):
+            is_before = self._captured is None and number < self.plan.first
+            if is_before or self._is_shown(self._captured):
                 self._current.follow(self._captured)
             self._current.__enter__()
             self._entered.append(self._current)
@@ -175,17 +178,18 @@ class StepWatch:
         recorder.begin()
 
     def _is_wanted(self, number: int) -> bool:
-        """Whether the step of that number is recorded or followed."""
+        """Whether the step of that number is recorded or followed: the one before the first that is recorded tells what it has
+        computed, which what ends it reads."""
         captured = self._captured
         if captured is None:
-            return number >= self.plan.first
+            return number >= self.plan.first - (not self._has_block)
         if self._is_part(captured):
             return number >= SURE
         return not self._is_shown(captured) or number <= self._number_of(captured) + FOLLOWED
 
     def _is_shown(self, captured: StepRecorder | None) -> bool:
         """Whether this is the step that was wanted."""
-        return captured is not None and not self._is_part(captured) and self._number_of(captured) >= self._n
+        return captured is not None and not self._is_part(captured) and self._number_of(captured) >= self.plan.n
 
     def _is_part(self, captured: StepRecorder) -> bool:
         """Whether it has turned out to be a part of a step."""
@@ -225,23 +229,22 @@ class StepWatch:
     def _step_is_over(self, recorder: StepRecorder) -> None:
         """Called where the first operator of the next step is about to run, or at the run's end."""
         span, ops = (recorder.first, recorder.end_update), recorder.ops
-        if ops is not None:
+        before = self._captured
+        if ops is not None and before is None:
+            self._watched[span] = _Watched(None, None)
+            return
+        if ops is not None and before is not None:
             self._watched[span] = _Watched(len(ops), self._difference(ops, recorder.is_last))
             self._carried |= recorder.carried
-            if self._captured is not None:
-                captured = self._captured
-                again = captured.recording, captured.ran, self._ops, ops, recorder.read_again
-                self._comparing.note(note_carried, *again)
+            self._comparing.note(note_carried, before.recording, before.ran, self._ops, ops, recorder.read_again)
             return
-        before, self._captured = self._captured, recorder
+        self._captured = recorder
         earlier, self._ops = self._ops, [noted_call(call, recorder.recording.externals) for call in recorder.ran]
         if before is not None:
             self._forget(before)
             self._watched[before.first, before.end_update] = _Watched(len(earlier), self._difference(earlier))
         self._watched[span] = _Watched(len(self._ops), None)
-        if recorder.is_shifted:
-            self._n = self._number_of(recorder) + 1
-        elif self._is_shown(recorder) and self._current is not None:
+        if self._is_shown(recorder) and self._current is not None:
             self._current.follow(recorder)
 
     def _difference(self, ops: list[StepOp], is_last: bool = False) -> Difference | None:
@@ -280,7 +283,7 @@ class StepWatch:
 
 @dataclass(frozen=True)
 class _Watched:
-    """What a recorder saw of a step: how many operators, and what differs from the captured one."""
+    """What a recorder saw of a step: how many operators, and what differs from the captured one; neither of one before it."""
 
-    ops: int
+    ops: int | None
     difference: Difference | None

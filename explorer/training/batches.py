@@ -42,7 +42,7 @@ def with_batches(program: CapturedProgram, steps: Steps | None) -> CapturedProgr
     trace = program.trace
     ops = prepared(trace)
     updated = () if program.update is None else program.update.trace.inputs
-    known_late = {i.name for i in updated}
+    known_late = {i.name for i in updated} | {one.name for one in program.carried}
     batches = _batches(trace, ops, steps, known_late)
     if not batches:
         return program

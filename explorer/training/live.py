@@ -20,6 +20,7 @@ from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.training.graphed import graphed_step
+from tracefuse.training.refusals import is_number_kept
 from tracefuse.training.source import optimizers_of, outside, rates_of
 
 
@@ -35,6 +36,11 @@ def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: 
         tell(
             f"the step takes {name} as {line} makes it, and nothing tells the data that it is made of from it: pass what "
             "comes of that line, or give that a variable, which the step then has as its name"
+        )
+    for line in dict.fromkeys(str(one.source) for one in program.carried if is_number_kept(one)):
+        tell(
+            f"{line} makes a number anew from that of the step before, which a compiled step does not: it stays as it is. "
+            "Write to it in place (`average.mul_(0.9).add_(0.1 * loss.detach())`), or compute it from what the step returns"
         )
     count = len(joint.forward.inputs)
     names = [i.name for i in joint.forward.inputs]

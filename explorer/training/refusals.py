@@ -9,7 +9,7 @@ from torch import fx
 
 from tracefuse.assembly.cut import descendants
 from tracefuse.assembly.parts import is_unnamed
-from tracefuse.assembly.program import Stepped
+from tracefuse.assembly.program import Carried, Stepped
 from tracefuse.assembly.refusals import where
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
@@ -153,11 +153,11 @@ def _check_between(steps: Steps) -> None:
 
 def _check_left(joint: Optimised, update: Optimised) -> None:
     """A tensor that one step puts in the place of another, and the next one reads: of a module's buffer that is known where it
-    is, and what a model is given is an input of the step. What no trace has any more, such as an average that a list holds, is
+    is, and what has a name is an input of the step. What no trace has any more, such as an average that a list holds, is
     something that stays where it adds to what was there, and is more than a number that is logged."""
     kinds = {i.name: i.kind for i in (*joint.program.trace.inputs, *update.program.trace.inputs)}
     sources = {i.name: i.source for i in (*joint.program.trace.inputs, *update.program.trace.inputs)}
-    given = {i.name for i in joint.program.trace.inputs if i.kind == "input"}
+    given = {i.name for i in joint.program.trace.inputs if i.kind == "input" and not is_unnamed(i.name)}
     for one in joint.program.carried:
         if one.is_put:
             raise ExportError(
@@ -167,19 +167,25 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
             )
         kind = kinds.get(one.name, "")
         is_lost = not one.name and one.adds and not one.of_one
-        is_kept = kind in ("parameter", "buffer", "state") or (kind == "input" and not one.of_one)
+        is_kept = kind in ("parameter", "buffer", "state", "input")
         if one.name not in given and (is_lost or is_kept):
             if given := gives_memory(one.source.text if one.source else ""):
                 raise ExportError(
                     f"`{given.written}` gives a tensor other memory{where(one.source)}, which the next step reads, and a "
                     f"compiled step finds and writes only tensors that stay: {given.instead}."
                 )
-            what = f"{sources[one.name]}, in whose place" if kind else "a tensor that no module has, in whose place"
+            called = sources[one.name] if kind and not is_unnamed(one.name) else "a tensor that no module has"
+            what = f"{called}, in whose place"
             raise ExportError(
                 f"the step reads {what} the step before has put another one{where(one.source)}, and a compiled step finds and "
                 "writes only tensors that stay: make it once, before the loop, and write to it (`with torch.no_grad(): "
                 "kept.copy_(new)`)."
             )
+
+
+def is_number_kept(one: Carried) -> bool:
+    """Whether it is a single number that each step adds to, such as an average that is logged, and that no trace has."""
+    return not one.name and one.adds and one.of_one
 
 
 def _check_carried(steps: Steps, update: Optimised) -> None:

@@ -156,8 +156,50 @@ def test_other_steps_run_without_a_mode_or_a_hook() -> None:
     loop.at = look
     with tracefuse.capture_step(n=3):
         loop.train(10)
-    assert [seen[step] for step in (1, 2, 8, 9, 10)] == [(0, 0)] * 5
-    assert seen[3] == (1, 1)
+    assert [seen[step] for step in (1, 8, 9, 10)] == [(0, 0)] * 4
+    assert seen[2] == (1, 1)  # what ends step 2 reads what it computed
+
+
+TAILS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "step's alone": lambda out, y: out.abs().mean(),
+    "joined": lambda out, y: (out - y).abs().mean(),
+    "data first": lambda out, y: (y.argmax(1) == out.argmax(1)).double().mean(),
+    "prepared": lambda out, y: (y.abs() / y.abs().sum() * out).sum(),
+}
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("way", TAILS)
+def test_what_joins_a_steps_results_with_data_behind_the_update_shifts_no_step(way: str, n: int, steps: int) -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 3), torch.randn(steps, 2, 4)
+    optimizer, log, targets = torch.optim.SGD(model.parameters(), lr=0.1), [], torch.randn(2, 3)
+    with tracefuse.capture_step(n=n) as c:
+        for x in data:
+            optimizer.zero_grad()
+            out = model(x)
+            (out - targets).square().mean().backward()
+            seen = out.detach()
+            optimizer.step()
+            log.append(TAILS[way](seen, targets))
+    assert c.steps.captured == n
+    (given,) = (one for i, one in zip(c.trace.inputs, c.example_inputs, strict=True) if i.name == "x")
+    assert torch.equal(given, data[n - 1])
+    assert funcs(c)[0] == "t.default"
+    assert all(not step.difference.more and not step.difference.fewer for step in c.steps.steps[n:])
+
+
+def test_a_buffer_that_is_replaced_behind_the_update_shifts_no_step() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
+    optimizer, norm = torch.optim.SGD(model.parameters(), lr=0.1), model[1]
+    with tracefuse.capture_step(n=3) as c:
+        for x in torch.randn(5, 3, 4):
+            model(x).square().mean().backward()
+            optimizer.step()
+            norm.running_mean = norm.running_mean * 0.5
+    assert c.steps.captured == 3
+    assert funcs(c)[-1] == "mul.Tensor"
 
 
 def test_what_a_step_says_of_itself() -> None:
