@@ -16,6 +16,15 @@ SMALL = """() => {
 }"""
 
 
+MARKED = """() => {
+    const { payload } = state;
+    const texts = { title: "`x.item()` waits", fix: "keep `x` a tensor", worth: "`2` waits", mended: "by `fuse`" };
+    const one = { ...payload.findings[0], ...texts, evidence: [["`a`", "`b`"]] };
+    const actions = [{ key: one.key, title: one.title, worth: "", kind: "", by: [] }];
+    set("payload", { ...payload, findings: [one], sentence: { ...payload.sentence, actions } });
+}"""
+
+
 @pytest.fixture
 def live(open_saved: Callable[[Path], Page], written: Path, go_live: Callable[[Page], None]) -> Page:
     opened = open_saved(written)
@@ -46,3 +55,13 @@ def test_what_is_bound_by_launches_says_so(live: Page) -> None:
     worth = live.locator(".tf-first .tf-worth").all_text_contents()
     assert any(text.endswith(" launches") for text in worth)
     assert not any(text.endswith(" %") for text in worth)
+
+
+def test_what_stands_in_backticks_is_shown_as_code(live: Page) -> None:
+    """In every text of a finding, where it leads too; a title that pops up has no marks."""
+    live.evaluate(MARKED)
+    card = live.locator("article").first
+    assert set(card.locator("code").all_text_contents()) >= {"x.item()", "x", "2", "fuse", "a", "b"}
+    assert live.get_by_test_id("tf-lever").locator("code").all_text_contents()[0] == "x.item()"
+    assert live.get_by_test_id("tf-first-0").get_attribute("title") == "x.item() waits: all about it"
+    assert "`" not in live.get_by_test_id("tf-root").inner_text()

@@ -1,6 +1,6 @@
 // Buttons, badges and figures that several panels show alike.
 
-import { bounds, h } from "./dom.js";
+import { bounds, h, plain } from "./dom.js";
 import { time } from "./modules.js";
 
 export const NEEDS_KERNEL = "there is no kernel behind this view: run the cell in a notebook";
@@ -45,7 +45,7 @@ export function copyButton(text, more = "", label = "copy") {
 
 /** A fix as it is pasted: its code, else all of its words. @param {Finding} finding */
 export function codeOf({ code, fix }) {
-  return code || fix.replaceAll("`", "");
+  return code || plain(fix);
 }
 
 /** One unit for all times of a table. @param {import("./modules.js").Sums} total */

@@ -55,9 +55,9 @@ export class FindingsPanel {
       one.evidence.length > 0 && h("table", { class: "tf-table" }, h("tbody", null, one.evidence.map(([label, value]) => h("tr", null, h("th", { scope: "row" }, label), h("td", null, value))))),
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.bars.length > 0 && bars(one.bars),
-      one.fix && h("div", { class: "tf-block" }, copyButton(codeOf(one), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part)))),
+      one.fix && h("div", { class: "tf-block" }, copyButton(codeOf(one), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix)),
       one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), kindMark(one.kind), " ", one.worth),
-      one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended.replaceAll("`", "")),
+      one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended),
       ...one.trials.map((trial, choice) => this.trial(one, trial, choice)),
       h("div", { class: "tf-finding-foot" }, this.tryIt(one), h("span", { class: "tf-chips" }, one.values.slice(0, SHOWN_VALUES).map((name) => chip(name, this.act)), more > 0 && `+${more}`)),
     );

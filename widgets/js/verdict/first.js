@@ -21,14 +21,13 @@ export function first({ sentence, findings, looked_for: lookedFor, config }, act
 function leverOf(action, finding, config, act) {
   const { title, key } = action;
   const [place, line = ""] = finding.source.split("  ");
-  const fix = finding.fix.split("`");
   return h(
     "div",
     { class: "tf-lever", "data-testid": "tf-lever" },
     h("button", { class: "tf-lever-what", title: `${title}: all about it`, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": "tf-first-0" }, h("b", null, 1), h("span", null, title)),
     h("span", { class: "tf-lever-place" }, place && h("code", { title: finding.source }, place, h("span", { class: "tf-note" }, ` ${line}`))),
     worthOf(action),
-    h("span", { class: "tf-lever-fix", title: fix.join("") }, h("span", { class: "tf-label" }, "fix "), fix.map((part, at) => (at % 2 ? h("code", null, part) : part))),
+    h("span", { class: "tf-lever-fix", title: finding.fix }, h("span", { class: "tf-label" }, "fix "), finding.fix),
     apply(finding, config, act),
   );
 }
