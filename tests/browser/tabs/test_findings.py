@@ -1,4 +1,4 @@
-"""The Findings tab: those that are counted only are one press away, and what is bound by launches says so."""
+"""The Findings tab: those that are counted only are one press away, and what is bound by launches says so; code in texts."""
 
 from __future__ import annotations
 
@@ -65,3 +65,11 @@ def test_what_stands_in_backticks_is_shown_as_code(live: Page) -> None:
     assert live.get_by_test_id("tf-lever").locator("code").all_text_contents()[0] == "x.item()"
     assert live.get_by_test_id("tf-first-0").get_attribute("title") == "x.item() waits: all about it"
     assert "`" not in live.get_by_test_id("tf-root").inner_text()
+
+
+def test_a_capture_without_a_name_says_how_it_gets_one_anywhere(live: Page) -> None:
+    """A page that a script made has no cell: what is said holds there, too."""
+    live.evaluate("set('payload', { ...state.payload, call: '' })")
+    call = live.get_by_test_id("tf-call")
+    expect(call).to_have_text("give the capture a name, with c = … or as %%tracefuse -o c, to use it in Python")
+    assert call.locator("code").all_text_contents() == ["c = …", "%%tracefuse -o c"]

@@ -3,7 +3,10 @@
 import { bounds, h, plain } from "./dom.js";
 import { time } from "./modules.js";
 
-export const NEEDS_KERNEL = "there is no kernel behind this view: run the cell in a notebook";
+export const NEEDS_KERNEL = "there is no kernel behind this view: run it in a notebook";
+
+/** Where nothing says what the Python that is offered would begin with: in a cell of the magic, and anywhere else. */
+export const NAMELESS = "give the capture a name, with `c = …` or as `%%tracefuse -o c`";
 
 /** How a number is known: its mark, and what that means. @type {Record<TimeKind, [glyph: string, meaning: string]>} */
 export const KINDS = {

@@ -91,7 +91,7 @@ export class FindingsPanel {
     const isOn = Object.entries(changes).every(([option, value]) => JSON.stringify(this.payload?.config[option]) === JSON.stringify(value));
     if (isOn) return h("span", { class: "tf-note" }, "The pass that does this is on; its decisions say what it left.");
     const isHeld = this.act.holds(changes);
-    const title = isHeld ? "switch it on" : "this saved page holds no such choice: run the cell in a notebook";
+    const title = isHeld ? "switch it on" : "this saved page holds no such choice: run it in a notebook";
     return h("button", { class: "tf-button", disabled: !isHeld, title, onclick: () => this.act.configure(changes), "data-testid": `tf-try-${id}` }, "Switch it on");
   }
 }
