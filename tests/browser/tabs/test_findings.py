@@ -52,6 +52,8 @@ def test_small_findings_are_shown_on_request(live: Page, press: Callable[[Locato
 def test_what_is_bound_by_launches_says_so(live: Page) -> None:
     """A small GPT takes a GPU less time than its launches take the host: a share of its kernels' time tells nothing."""
     assert live.evaluate("state.payload.clock.launch_us") > 0
+    told = live.get_by_test_id("tf-launched").first
+    expect(told).to_contain_text("Launching takes longer here than running: what counts is how many ops a fix spares.")
     worth = live.locator(".tf-first .tf-worth").all_text_contents()
     assert any(text.endswith(" launches") for text in worth)
     assert not any(text.endswith(" %") for text in worth)
