@@ -83,7 +83,7 @@ def _summary(payload: dict[str, Any]) -> list[str]:
     launches = f" in {_count(kernels['launches'], 'launch', 'launches')}" if kernels["launches"] else ""
     beside = f"beside {payload['baseline']['call']}, which is pinned" if payload["baseline"]["is_pinned"] else ""
     lines = [
-        f"tracefuse  {payload['call'] or 'run it with -o c to use it in Python'}",
+        f"tracefuse  {payload['call'] or 'give the capture a name (c = …, or -o c of the magic) to use it in Python'}",
         payload["sentence"]["said"],
         beside,
         payload["steps"]["said"] if payload["steps"] else "",

@@ -74,7 +74,7 @@ def _mode(
     yield from case.finding(
         _IDS[name],
         severity,
-        f"{name} was {value} when the cell ran",
+        f"{name} was {value} when it ran",
         ((name, value), *([("convolutions", str(len(ops)))] if ops else [])),
         ops,
         at,

@@ -135,7 +135,7 @@ def test_what_cannot_be_met_is_said_at_the_line(live: Page, painted: Callable[[P
 def test_without_a_kernel_it_is_still_and_says_why(saved: Page) -> None:
     expect(line(saved)).to_have_attribute("aria-disabled", "true")
     expect(line(saved)).to_have_attribute("title", re.compile("no kernel"))
-    expect(line(saved)).to_contain_text("a budget needs a kernel: run the cell in a notebook")
+    expect(line(saved)).to_contain_text("a budget needs a kernel: run it in a notebook")
     expect(line(saved)).not_to_contain_text("drag")
     before = line(saved).bounding_box()
     drag(saved, 20)

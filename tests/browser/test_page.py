@@ -66,7 +66,7 @@ def test_a_switch_moves_to_another_configuration(page: Page, name: str, press: C
 def test_what_the_page_does_not_hold_it_says(page: Page, press: Callable[[Locator], None]) -> None:
     press(page.get_by_test_id("tf-toggle-fuse"))
     press(page.get_by_test_id("tf-toggle-cat"))
-    expect(page.get_by_test_id("tf-error-passes")).to_contain_text("run the cell in a notebook")
+    expect(page.get_by_test_id("tf-error-passes")).to_contain_text("run it in a notebook")
     expect(page.get_by_test_id("tf-toggle-cat")).to_be_checked()
 
 
@@ -137,7 +137,7 @@ def test_a_control_with_nothing_to_choose_says_so(page: Page, control: str) -> N
     expect(page.get_by_test_id(control)).to_be_disabled()
     title = page.get_by_test_id(control).locator("..").get_attribute("title")
     assert title is not None
-    assert "run the cell in a notebook" in title
+    assert "run it in a notebook" in title
 
 
 @pytest.mark.parametrize("width", [600, 1300])

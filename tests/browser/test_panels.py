@@ -299,7 +299,7 @@ def test_a_fused_values_kernel_its_source_and_what_is_not_known_of_it(
     expect(source.locator(".tf-decorator").first).to_have_text("@triton.jit")
     inspect = details(page).get_by_role("button", name="inspect")
     expect(inspect).to_be_disabled()
-    expect(inspect).to_have_attribute("title", re.compile("run the cell in a notebook"))
+    expect(inspect).to_have_attribute("title", re.compile("run it in a notebook"))
 
 
 def test_a_kernel_is_inspected_and_its_answer_shown(live: Page, press: Callable[[Locator], None]) -> None:
@@ -686,7 +686,7 @@ def test_a_cpu_is_never_measured_without_a_click(live: Page) -> None:
 @pytest.mark.parametrize("control", ["tf-measure", "tf-ablate", "tf-pin"])
 def test_what_needs_a_kernel_says_so_in_a_saved_page(page: Page, control: str) -> None:
     expect(page.get_by_test_id(control)).to_be_disabled()
-    expect(page.get_by_test_id(control)).to_have_attribute("title", re.compile("run the cell in a notebook"))
+    expect(page.get_by_test_id(control)).to_have_attribute("title", re.compile("run it in a notebook"))
 
 
 def test_the_menu_is_walked_with_the_keyboard_and_given_up(page: Page) -> None:

@@ -54,7 +54,7 @@ def _nothing_for(name: str, variant: Variant) -> str:
     if name == "pad":
         return _nothing_to_pad(variant)
     if name == "optimizer_step" and variant.program.update is None:
-        return "no optimizer in this step: call optimizer.step() in the cell"
+        return "no optimizer in this step: call optimizer.step() in what is captured"
     if name in ("decompose", "linear_cross_entropy") and not any(
         "nll_loss" in packet_name(n) or "log_softmax" in packet_name(n) for n in trace.ops
     ):

@@ -176,7 +176,7 @@ def test_a_step_of_a_saved_page_says_what_it_needs(open_saved: Callable[[Path], 
     page.get_by_test_id("tf-tab-code").click()
     step = page.get_by_test_id("tf-step-remat")
     expect(step).to_be_disabled()
-    expect(step).to_have_attribute("title", "there is no kernel behind this view: run the cell in a notebook")
+    expect(step).to_have_attribute("title", "there is no kernel behind this view: run it in a notebook")
     layout = page.get_by_test_id("tf-code-layout")
     assert layout.locator("option").evaluate_all("all => all.map((one) => one.disabled)") == [False, True, True, True]
-    expect(layout).to_have_attribute("title", "there is no kernel behind this view: run the cell in a notebook")
+    expect(layout).to_have_attribute("title", "there is no kernel behind this view: run it in a notebook")

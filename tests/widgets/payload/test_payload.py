@@ -303,7 +303,7 @@ def test_a_single_step_is_not_blocked() -> None:
 def test_without_a_name_there_is_no_call_to_copy() -> None:
     shown = payload(variant(), name=None)
     assert shown["call"] == ""
-    assert "run it with -o c" in to_text(shown)
+    assert "give the capture a name (c = …, or -o c of the magic)" in to_text(shown)
     assert payload(variant(cat=False), name="mine")["call"] == "mine.optimize(cat=False)"
 
 

@@ -288,7 +288,7 @@ def test_every_pass_that_changed_nothing_says_what_it_would_need() -> None:
     shown = payload(variant())
     for one in shown["passes"]:
         assert bool(one["needs"]) == (not one["changed"]), one["name"]
-    assert needs(shown)["optimizer_step"] == "no optimizer in this step: call optimizer.step() in the cell"
+    assert needs(shown)["optimizer_step"] == "no optimizer in this step: call optimizer.step() in what is captured"
     assert needs(payload(variant().with_config(fuse=False)))["decompose"] == "off: needs fuse"
 
 

@@ -51,7 +51,7 @@ export class BoardPanel {
     const best = board.rows.filter((row) => row.is_best).length;
     const here = board.rows.filter((row) => this.isReachable(row)).length;
     const others = here === board.rows.length ? "all on this page; Sweep" : `${here} of them on this page; the others, Sweep`;
-    const stored = `${board.rows.length} stored, ${others} and Compare need a kernel: run the cell in a notebook`;
+    const stored = `${board.rows.length} stored, ${others} and Compare need a kernel: run it in a notebook`;
     this.said.textContent = !live ? stored : status.busy === "board" ? "trying…: its progress stands above" : `${board.rows.length} tried, ${best} on the frontier; ${this.marked.length} of 2 marked${board.said ? `; ${board.said}` : ""}`;
     this.said.title = this.said.textContent;
   }

@@ -25,7 +25,7 @@ export function steps(rows, x, y) {
 /** @param {BoardState} board @param {(row: BoardRow) => void} open @param {(row: BoardRow) => string} title */
 export function plot(board, open, title) {
   const rows = board.rows.filter((row) => row.device === board.device);
-  if (board.rows.length === 0) return h("p", { class: "tf-note" }, "Nothing that was tried is stored here: run the cell in a notebook, whose view notes every configuration.");
+  if (board.rows.length === 0) return h("p", { class: "tf-note" }, "Nothing that was tried is stored here: run it in a notebook, whose view notes every configuration.");
   if (rows.length === 0) return h("p", { class: "tf-note" }, "No time of what was tried is known on this device.");
   const x = axis(rows.map((row) => row.peak_bytes));
   const y = axis(rows.map((row) => row.step_us));

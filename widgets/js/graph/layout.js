@@ -1,9 +1,9 @@
 // The layout of the graph: the forward flows down at the left, the backward up at the right, so that twins face each other, and
-// an update down beside them, in no module's band.
+// an update down beside them, in a box of its own, which is closed at first.
 // A module is a band across both. In it, its own ops and the modules inside alternate as the program gets to them; own ops
 // between two such modules are in layers by who reads whom. Nothing depends on what was laid out before.
 
-import { nearest, opsIn, representative, runsOf } from "./modules.js";
+import { levels, nearest, opsIn, representative, runsOf } from "./modules.js";
 
 /** @typedef {import("./modules.js").Op} Op @typedef {import("./modules.js").Module} Module @typedef {import("./modules.js").Run} Run */
 /** @typedef {Value["phase"]} Phase */
@@ -45,8 +45,8 @@ export const NODE = { w: 160, h: 50 };
 const GAP = { x: 14, y: 22, columns: 48 };
 const PAD = { side: 12, top: 26, bottom: 12, around: 32 };
 const WIDEST = 4;
-const HALVES = /** @type {const} */ (["forward", "backward"]);
-const PHASES = /** @type {const} */ (["forward", "backward", "update"]);
+/** From left to right. */
+export const PHASES = /** @type {const} */ (["forward", "backward", "update"]);
 
 /** @param {import("./modules.js").Program} program @param {Folding} folding @returns {Layout} */
 export function layOut(program, folding) {
@@ -58,8 +58,8 @@ export function layOut(program, folding) {
   layout.w = root.widths.forward + root.widths.backward + GAP.columns + 2 * PAD.around;
   layout.h = root.height;
   place(root.rows, 0, layout.axes);
-  const late = program.ops.filter(({ value }) => value.phase === "update");
-  if (late.length > 0) placeUpdate(layered(late, layout), root.widths.backward, layout);
+  // As deep as the innermost modules, and never open at first: it has an op for each parameter, or many.
+  for (const column of childBand({ members: [program.update], forms: 1 }, Math.max(2, levels(program.root)), folding, layout)) placeUpdate(column, root.widths.backward, layout);
   connect(program.ops, hidden(layout.boxes), layout);
   return layout;
 }
@@ -107,7 +107,7 @@ function measure(module, level, folding, layout) {
 function stack(rows) {
   const height = rows.reduce((sum, row) => sum + row.height, 0) + GAP.y * Math.max(0, rows.length - 1);
   const widest = (/** @type {Phase} */ phase) => Math.max(NODE.w, ...rows.map(({ widths }) => widths[phase]));
-  return { height, widths: { forward: widest("forward"), backward: widest("backward"), update: 0 } };
+  return { height, widths: { forward: widest("forward"), backward: widest("backward"), update: Math.max(0, ...rows.map(({ widths }) => widths.update)) } };
 }
 
 /** The module's own ops before, between and after what is inside it. @param {Module} module @param {Run[]} runs @returns {Op[][]} */
@@ -116,7 +116,7 @@ function split({ ops }, runs) {
   const lasts = runs.map(({ members }) => Math.max(...members.map(({ last }) => last)));
   /** @type {Op[][]} */
   const gaps = Array.from({ length: runs.length + 1 }, () => []);
-  for (const op of ops.filter(({ value }) => value.phase !== "update")) {
+  for (const op of ops) {
     // What runs later in the backward stands above.
     const at = op.value.phase === "forward" ? after(firsts, (first) => first < op.rank) : after(lasts, (last) => last > op.rank);
     gaps[at].push(op);
@@ -140,16 +140,17 @@ function childBand(run, level, folding, layout) {
   layout.boxes.push(box);
   if (!box.isOpen) return [collapsed(box, layout)];
   const inside = measure(module, level, folding, layout);
-  const widths = { forward: inside.widths.forward + 2 * PAD.side, backward: inside.widths.backward + 2 * PAD.side, update: 0 };
+  const widths = { ...inside.widths };
+  for (const phase of PHASES) widths[phase] += widths[phase] && 2 * PAD.side;
   return [{ ...inside, height: inside.height + PAD.top + PAD.bottom, widths, box }];
 }
 
 /** @param {Box} box @param {Layout} layout @returns {Band} */
 function collapsed(box, layout) {
   const ops = box.members.flatMap(opsIn);
-  const halves = HALVES.map((phase) => ({ phase, ops: ops.filter(({ value }) => value.phase === phase) }));
+  const halves = PHASES.map((phase) => ({ phase, ops: ops.filter(({ value }) => value.phase === phase) }));
   const nodes = halves.filter((half) => half.ops.length > 0).map((half) => node(`${box.module.path}|${half.phase}`, half.phase, half.ops, box, layout));
-  return { height: NODE.h, widths: { forward: NODE.w, backward: NODE.w, update: 0 }, nodes, box: null, rows: [] };
+  return { height: NODE.h, widths: { forward: NODE.w, backward: NODE.w, update: nodes[0].phase === "update" ? NODE.w : 0 }, nodes, box: null, rows: [] };
 }
 
 /** @param {string} id @param {Phase} phase @param {Op[]} ops @param {Box | null} module @param {Layout} layout @returns {Node} */
@@ -232,8 +233,9 @@ function place(rows, top, axes) {
       one.y += top;
     }
     if (box) {
-      box.x = axes.forward - widths.forward / 2;
-      box.w = axes.backward + widths.backward / 2 - box.x;
+      const [first, last] = widths.update ? [PHASES[2], PHASES[2]] : PHASES;
+      box.x = axes[first] - widths[first] / 2;
+      box.w = axes[last] + widths[last] / 2 - box.x;
       box.y = top;
       box.h = height;
     }

@@ -216,7 +216,7 @@ test("5,300 nodes, all open, take less than half a second", () => {
   assert.ok(ms < 500, `${ms} ms`);
 });
 
-test("an update flows down beside the backward, in no module's box", () => {
+test("an update is one box beside the backward, which opens to what flows down in it", () => {
   const text = `
     x = placeholder()
     a = mm(x) @m
@@ -225,10 +225,19 @@ test("an update flows down beside the backward, in no module's box", () => {
     ---
     norm = norm(da)
     step = mul(da, norm)`;
-  const { layout } = laidOut(text);
+  const closed = laidOut(text);
+  const update = closed.layout.nodes.get("the update|update");
+  assert.deepEqual(lines(update), ["the update", "of the parameters", "4.00 µs · 2 ops"]);
+  assert.equal(nodeOfValue("step", closed.program, closed.layout), update);
+  assert.ok([...closed.layout.nodes.values()].every((one) => one === update || one.x + one.w < update.x));
+  assert.ok(update.x + update.w <= closed.layout.x + closed.layout.w);
+  const { layout } = laidOut(text, { opened: new Set(["the update"]) });
   const [a, da, norm, step] = ["a", "da", "norm", "step"].map((name) => layout.nodes.get(name));
   assert.ok(a.x + a.w < da.x && da.x + da.w < norm.x && norm.y < step.y);
-  assert.ok(layout.boxes.every((box) => box.x + box.w <= norm.x));
+  const around = boxAround(layout, norm);
+  assert.equal(around, boxAround(layout, step));
+  assert.equal(around.module.path, "the update");
+  assert.ok(layout.boxes.every((box) => box === around || box.x + box.w <= around.x));
   assert.ok(norm.x + norm.w <= layout.x + layout.w && step.y + step.h <= layout.h);
   assert.ok(Number.isNaN(laidOut(CHAIN).layout.axes.update));
 });

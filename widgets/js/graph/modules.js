@@ -29,7 +29,7 @@
  * @property {number} form equal for modules whose shown ops are the same too
  */
 
-/** @typedef {{ root: Module, ops: Op[], host: Map<string, Op> }} Program */
+/** `update` holds the ops of the update as a module would. @typedef {{ root: Module, update: Module, ops: Op[], host: Map<string, Op> }} Program */
 
 /** Siblings of which the same was captured, shown as one of them. @typedef {{ members: Module[], forms: number }} Run */
 
@@ -48,14 +48,14 @@ export function buildProgram(payload, shown) {
   /** @type {Map<string, Module>} */
   const modules = new Map([["", newModule("", null)]]);
   /** @type {Program} */
-  const program = { root: ensure("", modules), ops: [], host: new Map() };
+  const program = { root: ensure("", modules), update: { ...newModule("the update", null), type: "of the parameters" }, ops: [], host: new Map() };
   const names = Object.keys(values).filter((name) => values[name].op !== "placeholder");
   names.sort((one, other) => (rank.get(one) ?? 0) - (rank.get(other) ?? 0));
   /** Of a view, when its memory was made. @type {Map<string, number>} */
   const made = new Map();
   for (const name of names) {
     const value = values[name];
-    const module = ensure(value.module, modules);
+    const module = value.phase === "update" ? program.update : ensure(value.module, modules);
     const at = rank.get(name) ?? 0;
     const isView = value.op === "getitem" || (hasTimes && value.time_us[value.removed ? 0 : 1] === null && !value.kernel);
     made.set(name, (isView ? made.get(value.reads[0]) : undefined) ?? at);
@@ -72,6 +72,7 @@ export function buildProgram(payload, shown) {
   foldViews(names, values, program);
   connect(values, program);
   finish(program.root, new Map());
+  finish(program.update, new Map());
   return program;
 }
 

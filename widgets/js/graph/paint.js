@@ -8,7 +8,9 @@ import { clamp, overlaps } from "./viewport.js";
 /** @typedef {import("./viewport.js").Rect} Rect @typedef {import("./lines.js").Scene} Scene */
 
 const HUES = 8;
-const LEGIBLE = 0.5;
+/** Of the scale: below it, texts have one size on the screen, and fewer lines. */
+const LEGIBLE = 0.82;
+const CAPTION_PX = 10;
 const FONT = { title: "600 12px", text: "11px" };
 const STRIPE = 20;
 const HEAD = 22;
@@ -49,14 +51,15 @@ function paintBox(context, box, view, { rectOf, colours, camera }) {
   context.fillStyle = box.level % 2 ? colours.sunken : colours.bg;
   if (box.members.length > 1) for (const off of [8, 4]) sheet(context, { ...rect, x: rect.x + off, y: rect.y + off });
   sheet(context, rect);
-  if (camera.scale < LEGIBLE) return;
+  if (camera.scale < 0.5) return;
   context.textBaseline = "middle";
+  const font = (/** @type {string} */ kind) => `${kind} ${Math.max(11, CAPTION_PX / camera.scale)}px`;
   const name = `▾ ${boxName(box)}`;
-  context.font = `${FONT.title} ${colours.mono}`;
+  context.font = `${font("600")} ${colours.mono}`;
   context.fillStyle = colours.text;
   context.fillText(name, rect.x + 10, rect.y + 14);
   const used = 10 + context.measureText(name).width + 10;
-  context.font = `${FONT.text} ${colours.sans}`;
+  context.font = `${font("")} ${colours.sans}`;
   context.fillStyle = colours.soft;
   context.fillText(cut(context, boxNote(box), rect.w - used - 8), rect.x + used, rect.y + 14);
 }
@@ -72,7 +75,7 @@ function sheet(context, rect) {
 
 /** @param {CanvasRenderingContext2D} context @param {Node} node @param {Rect} rect @param {number} alpha @param {Scene} scene */
 function paintNode(context, node, rect, alpha, scene) {
-  const { colours, camera, cursor } = scene;
+  const { colours, camera } = scene;
   const isRemoved = scene.markOf(node) === "−";
   context.globalAlpha = alpha * (scene.isDim(node) ? 0.22 : isRemoved ? 0.5 : 1);
   const sheets = node.module && node.module.members.length > 1 && camera.scale > 0.2 ? [6, 3] : [];
@@ -85,8 +88,8 @@ function paintNode(context, node, rect, alpha, scene) {
   context.setLineDash([]);
   fillNode(context, node, rect, scene);
   outline(context, node, rect, scene);
-  if (camera.scale >= LEGIBLE || node === cursor) write(context, node, rect, scene);
-  else if (rect.h * camera.scale > 13) caption(context, node, rect, scene);
+  if (camera.scale >= LEGIBLE) write(context, node, rect, scene);
+  else caption(context, node, rect, scene);
 }
 
 /** @param {CanvasRenderingContext2D} context @param {Node} node @param {Rect} rect @param {Scene} scene */
@@ -159,15 +162,18 @@ function outline(context, node, rect, { colours, cursor, near, twins, camera }) 
   context.setLineDash([]);
 }
 
-/** Where there is no room for more: what it runs, in letters of one size on the screen. @param {CanvasRenderingContext2D} context @param {Node} node @param {Rect} rect @param {Scene} scene */
-function caption(context, node, rect, { colours, isHeat, camera: { scale } }) {
+/** Where there is no room for more: what it runs and its figures, or the first alone, in letters of one size on the screen. @param {CanvasRenderingContext2D} context @param {Node} node @param {Rect} rect @param {Scene} scene */
+function caption(context, node, rect, { colours, isHeat, camera: { scale }, markOf }) {
   const font = (/** @type {number} */ px) => (context.font = `${px}px ${colours.mono}`);
-  font(10);
-  const text = cut(context, linesOf(node)[0], rect.w * scale - 6);
-  font(10 / scale);
+  const [title, , figures] = linesOf(node);
+  const mark = node.module ? "▸" : markOf(node);
+  const texts = [mark ? `${mark} ${title}` : title, savedMark(node) + figures].slice(0, (rect.h * scale) / 13);
+  font(CAPTION_PX);
+  const shown = texts.map((text) => cut(context, text, rect.w * scale - 6));
+  font(CAPTION_PX / scale);
   context.textBaseline = "middle";
   context.fillStyle = node.module || isHeat ? colours.text : colours.onHue;
-  context.fillText(text, rect.x + 3 / scale, rect.y + rect.h / 2);
+  for (const [at, text] of shown.entries()) context.fillText(text, rect.x + 3 / scale, rect.y + (rect.h * (at + 1)) / (shown.length + 1));
 }
 
 /** @param {CanvasRenderingContext2D} context @param {Node} node @param {Rect} rect @param {Scene} scene */

@@ -3,7 +3,7 @@
 import { colours, onTheme } from "../parts/theme.js";
 import { GraphFrame, MAP_WIDTH } from "./frame.js";
 import { listen } from "./input.js";
-import { foldedLayer, layOut, nodeOfValue, showMember } from "./layout.js";
+import { foldedLayer, layOut, nodeOfValue, PHASES, showMember } from "./layout.js";
 import { buildProgram, levels } from "./modules.js";
 import { Motion } from "./motion.js";
 import { paint, paintHeads, paintMap } from "./paint.js";
@@ -141,17 +141,21 @@ export class GraphPanel {
     const { opened, closed } = this.folding;
     (box.isOpen ? opened : closed).delete(path);
     (box.isOpen ? closed : opened).add(path);
-    const id = (/** @type {string} */ phase) => `${box.module.path}|${phase}`;
-    const half = () => this.layout.nodes.get(id("forward")) ?? this.layout.nodes.get(id("backward"));
+    const half = () => this.halfOf(box.module.path);
     const from = box.isOpen ? box : half();
     if (from) this.arrange({ from, to: () => (box.isOpen ? half() : this.layout.boxes.find((one) => one.module === box.module)) });
     if (!this.cursor) this.setCursor(box.isOpen ? (half() ?? null) : this.firstIn(box));
   }
 
+  /** The node of a collapsed module that stands first. @param {string} path */
+  halfOf(path) {
+    return PHASES.map((phase) => this.layout.nodes.get(`${path}|${phase}`)).find(Boolean);
+  }
+
   /** @param {Box} box */
   firstIn({ module }) {
     const box = this.layout.boxes.find((one) => one.module === module);
-    return box ? nearestNode(this.layout, { x: this.layout.axes.forward, y: box.y }, ({ y }) => y > box.y) : null;
+    return box ? nearestNode(this.layout, box, ({ x, y }) => x > box.x && y > box.y) : null;
   }
 
   /** Put the cursor where the selected value is; of folded layers, show the one that it is in. @param {string} selected */
@@ -216,7 +220,7 @@ export class GraphPanel {
   locate(id) {
     const { nodes, boxes } = this.layout;
     const box = boxes.find((one) => one.isOpen && one.module.path === id);
-    const node = nodes.get(id) ?? nodes.get(`${id}|forward`) ?? nodes.get(`${id}|backward`) ?? nodeOfValue(id, this.program, this.layout);
+    const node = nodes.get(id) ?? this.halfOf(id) ?? nodeOfValue(id, this.program, this.layout);
     const point = node ? { x: node.x + node.w / 2, y: node.y + node.h / 2 } : box && { x: box.x + 14, y: box.y + 14 };
     const at = point && this.port.onScreen(point);
     const frame = this.frame.canvas.getBoundingClientRect();

@@ -50,7 +50,7 @@ export function lines(node) {
     const each = node.ops.length / members.length;
     const count = plural(Number.isInteger(each) ? each : node.ops.length, "op");
     const what = members.length > 1 ? `${count}${Number.isInteger(each) ? " each" : ""}` : count;
-    return [boxName(node.module), `${node.module.module.type} ${node.phase}`, [time === null ? "" : formatTime(time), what].filter(Boolean).join(" · ")];
+    return [boxName(node.module), `${node.module.module.type}${node.phase === "update" ? "" : ` ${node.phase}`}`, [time === null ? "" : formatTime(time), what].filter(Boolean).join(" · ")];
   }
   const [op] = node.ops;
   return [shortOp(keyOf(op)), names(op).join(", "), [time === null ? "no time" : formatTime(time), formatBytes(op.value.nbytes)].join(" · ")];

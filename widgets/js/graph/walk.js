@@ -1,5 +1,7 @@
 // The node under the pointer, and the node where an arrow key leads. It needs no DOM.
 
+import { PHASES } from "./layout.js";
+
 /** @typedef {import("./layout.js").Node} Node @typedef {import("./layout.js").Box} Box @typedef {import("./layout.js").Layout} Layout @typedef {import("./viewport.js").Point} Point */
 
 const GLYPH = { w: 22, h: 24 };
@@ -51,9 +53,6 @@ function upOrDown(from, sign, { nodes }) {
   const others = [...nodes.values()].filter((node) => node.phase === from.phase && isAhead(node));
   return closest(from, along.length > 0 ? along : others);
 }
-
-/** From left to right. */
-const PHASES = /** @type {Value["phase"][]} */ (["forward", "backward", "update"]);
 
 /** @param {Node} from @param {1 | -1} sign @param {Layout} layout @param {Node | null} twin */
 function sideways(from, sign, { nodes }, twin) {

@@ -2,7 +2,7 @@
 
 /**
  * `h("button", { class: "x", onclick: f, "aria-pressed": "true" }, "label", child)`.
- * Null, undefined and false attributes and children are left out.
+ * Null, undefined and false attributes and children are left out. What stands in backticks is shown as code, but in code.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
  * @param {Record<string, any> | null} [attributes]
@@ -16,15 +16,19 @@ export function h(tag, attributes, ...children) {
     if (typeof value === "function" || name === "value" || name === "checked" || name === "disabled") {
       /** @type {any} */ (element)[name] = value;
     } else {
-      element.setAttribute(name, value === true ? "" : String(value));
+      element.setAttribute(name, value === true ? "" : name === "title" || name === "aria-label" ? plain(value) : String(value));
     }
   }
   for (const child of children.flat()) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : String(child));
+    const parts = /** @type {(Node | string)[]} */ (child instanceof Node || tag === "code" ? [child] : String(child).split("`"));
+    element.append(...parts.map((part, at) => (at % 2 ? h("code", null, part) : part)));
   }
   return element;
 }
+
+/** Without the marks of code. @param {unknown} text */
+export const plain = (text) => String(text).replaceAll("`", "");
 
 /** @param {number} count */
 export function formatBytes(count) {
@@ -57,9 +61,10 @@ export function short(number) {
   return number.toFixed(Math.min(digits, 3)).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 }
 
-/** Three significant digits with their zeros, for columns of figures: "9.30", "10.3", "104". @param {number} number */
+/** Three significant digits with their zeros, for columns of figures: "9.30", "10.3", "104"; "<0.0001" of what is less. @param {number} number */
 export function figure(number) {
   if (number === 0) return "0";
+  if (number > 0 && number < 1e-4) return "<0.0001";
   return number.toFixed(Math.min(4, Math.max(0, 2 - Math.floor(Math.log10(Math.abs(number))))));
 }
 

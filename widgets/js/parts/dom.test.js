@@ -12,6 +12,7 @@ test("bytes carry their unit and three digits", () => {
 
 test("figures keep their zeros, short numbers do not", () => {
   assert.deepEqual([9.3, 10.26, 104.4].map(figure), ["9.30", "10.3", "104"]);
+  assert.deepEqual([0, 2e-6, 1e-4].map(figure), ["0", "<0.0001", "0.0001"]);
   assert.deepEqual([9.3, 0.5, 120].map(short), ["9.3", "0.5", "120"]);
 });
 

@@ -1,9 +1,12 @@
 // Buttons, badges and figures that several panels show alike.
 
-import { bounds, h } from "./dom.js";
+import { bounds, h, plain } from "./dom.js";
 import { time } from "./modules.js";
 
-export const NEEDS_KERNEL = "there is no kernel behind this view: run the cell in a notebook";
+export const NEEDS_KERNEL = "there is no kernel behind this view: run it in a notebook";
+
+/** Where nothing says what the Python that is offered would begin with: in a cell of the magic, and anywhere else. */
+export const NAMELESS = "give the capture a name, with `c = …` or as `%%tracefuse -o c`";
 
 /** How a number is known: its mark, and what that means. @type {Record<TimeKind, [glyph: string, meaning: string]>} */
 export const KINDS = {
@@ -45,7 +48,7 @@ export function copyButton(text, more = "", label = "copy") {
 
 /** A fix as it is pasted: its code, else all of its words. @param {Finding} finding */
 export function codeOf({ code, fix }) {
-  return code || fix.replaceAll("`", "");
+  return code || plain(fix);
 }
 
 /** One unit for all times of a table. @param {import("./modules.js").Sums} total */

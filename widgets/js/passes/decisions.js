@@ -1,7 +1,7 @@
 // The work of one pass by itself: the program before and after it, and what it decided about which values.
 
 import { formatBytes, formatSeconds, h, plural, signed } from "../parts/dom.js";
-import { chip } from "../parts/widgets.js";
+import { chip, NAMELESS } from "../parts/widgets.js";
 import { signedBytes } from "./effects.js";
 
 const SHOWN_VALUES = 8;
@@ -104,7 +104,7 @@ function moreButton(more, act) {
 
 /** What prints all decisions of a pass. @param {PassRecord} one @param {Payload} payload */
 function printing({ name }, { call, passes }) {
-  if (!call) return "re-run with -o c to print them";
+  if (!call) return `${NAMELESS}, to print them`;
   const place = passes.filter((one) => one.enabled).findIndex((one) => one.name === name);
   return `\`print(${call}.steps[${place}])\` has all`;
 }

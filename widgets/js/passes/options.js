@@ -7,7 +7,7 @@ import { pinned } from "./pins.js";
 const WEIGHTS = /** @type {[number, string][]} */ ([[1, "1: full size"], [0.5, "½: half"], [0, "0: free"]]);
 /** The slider's steps: 10 % to 100 %, then none at all: further right is more memory. */
 const BUDGETS = [...Array.from({ length: 10 }, (_, step) => (step + 1) / 10), null];
-const NOT_HELD = "this saved page holds no other choice: run the cell in a notebook to change it";
+const NOT_HELD = "this saved page holds no other choice: run it in a notebook to change it";
 
 /** The controls of one pass, on or off, each on a line of its own. @param {PassRecord} one @param {Payload} payload @param {Open} open @param {Act} act */
 export function options(one, payload, open, act) {

@@ -2,7 +2,7 @@
 // Every pass is a row of one height, on or off, so that no switch moves when another one is used.
 
 import { h } from "../parts/dom.js";
-import { copyButton } from "../parts/widgets.js";
+import { copyButton, NAMELESS, term } from "../parts/widgets.js";
 import { effects, isInPlace } from "./effects.js";
 import { more, options } from "./options.js";
 
@@ -173,6 +173,6 @@ function figures(one, payload) {
 
 /** @param {string} call */
 function callLine(call) {
-  if (!call) return h("p", { class: "tf-note", "data-testid": "tf-call" }, "re-run with ", h("code", null, "-o c"), " to use it in Python");
-  return h("div", { class: "tf-call" }, h("span", { class: "tf-label" }, "In Python"), h("code", { "data-testid": "tf-call" }, call), copyButton(call));
+  if (!call) return h("p", { class: "tf-note", "data-testid": "tf-call" }, `${NAMELESS}, to use it in Python`);
+  return h("div", { class: "tf-call" }, h("span", { class: "tf-label" }, term("In Python", `${call.split(".")[0]} is the capture; tracefuse.load reads it from a session file, which tracefuse FILE --session c.tfz writes`)), h("code", { "data-testid": "tf-call" }, call), copyButton(call));
 }

@@ -84,7 +84,7 @@ export class PageModel {
   /** @param {Message["type"]} type */
   refuse(type) {
     const [panel, what] = NEEDS_KERNEL[type] ?? ["take", "does not know this request"];
-    this.set("status", { ...IDLE, error: { panel, at: "", message: `A saved page ${what}: run the cell in a notebook.` } });
+    this.set("status", { ...IDLE, error: { panel, at: "", message: `A saved page ${what}: run it in a notebook.` } });
   }
 
   /** @param {Partial<Config>} changes */
@@ -143,7 +143,7 @@ function same(one, other) {
 function missing({ config, passes }, changes) {
   const wanted = { ...config, ...changes };
   const on = passes.map((one) => one.name).filter((name) => wanted[name] !== null && wanted[name] !== false);
-  return `This saved page does not hold the combination “${on.join(" + ") || "no pass"}” with these options: run the cell in a notebook to see it.`;
+  return `This saved page does not hold the combination “${on.join(" + ") || "no pass"}” with these options: run it in a notebook to see it.`;
 }
 
 /** A timeline whose events are text, as the view has it. @param {any} timeline @returns {Timeline | null} */

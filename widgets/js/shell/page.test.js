@@ -29,7 +29,7 @@ for (const [type, panel] of [["measure", "timing"], ["pin", "timing"], ["inspect
     const model = page();
     model.send(/** @type {any} */ ({ type }));
     assert.equal(model.get("status").error?.panel, panel);
-    assert.match(model.get("status").error?.message ?? "", /^A saved page [a-z ]+: run the cell in a notebook\.$/);
+    assert.match(model.get("status").error?.message ?? "", /^A saved page [a-z ]+: run it in a notebook\.$/);
   });
 }
 

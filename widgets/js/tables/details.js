@@ -8,7 +8,7 @@ import { frozen, frozenBy, hasGradient, parameterOf, pinned, pinOf } from "../pa
 
 const SHOWN = 12;
 const HINT = "Click a value, or walk with ↑ ↓, to see who reads it and what was decided about it. A pass on the left shows here what it did.";
-const NOT_HELD = "this saved page holds no such choice: run the cell in a notebook";
+const NOT_HELD = "this saved page holds no such choice: run it in a notebook";
 
 /** @param {View} view @param {boolean} showsPass of a pass and a value, which one @param {Open} open @param {Act} act */
 export function details(view, showsPass, open, act) {
@@ -162,7 +162,7 @@ function parameter(name, { config, values }, act) {
   const of = parameterOf(name, values);
   if (!of) return null;
   const by = frozenBy(config.freeze, of);
-  if (!by && !hasGradient(of, values)) return fact("parameter", h("code", null, of), why("has no gradient in this trace: frozen when the cell ran"));
+  if (!by && !hasGradient(of, values)) return fact("parameter", h("code", null, of), why("has no gradient in this trace: frozen when it ran"));
   const changes = { freeze: frozen(config.freeze, of, !by) };
   return fact("parameter", h("code", null, of), choice(by ? "train" : "freeze", false, changes, "tf-freeze-one", act), why(by ? `frozen by “${by}”` : "trained"));
 }

@@ -1,6 +1,6 @@
 // The Findings tab: each finding with its evidence in numbers, its line, what to do about it, and what a replay says.
 
-import { find, formatSeconds, h } from "../parts/dom.js";
+import { find, formatSeconds, h, plural } from "../parts/dom.js";
 import { chip, codeOf, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widgets.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
@@ -45,6 +45,13 @@ export class FindingsPanel {
     return [details];
   }
 
+  /** Where the host launches ops for longer than they run, their time tells little. @param {Finding} one */
+  launched({ values }) {
+    const { clock, summary } = /** @type {Payload} */ (this.payload);
+    if (clock.launch_us === null || values.length === 0) return null;
+    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${plural(values.length, "op")} of the ${summary.ops[0].toLocaleString("en")} as captured. Launching takes longer here than running: what counts is how many ops a fix spares.`);
+  }
+
   /** @param {Finding} one */
   card(one) {
     const more = one.values.length - SHOWN_VALUES;
@@ -55,9 +62,10 @@ export class FindingsPanel {
       one.evidence.length > 0 && h("table", { class: "tf-table" }, h("tbody", null, one.evidence.map(([label, value]) => h("tr", null, h("th", { scope: "row" }, label), h("td", null, value))))),
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.bars.length > 0 && bars(one.bars),
-      one.fix && h("div", { class: "tf-block" }, copyButton(codeOf(one), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part)))),
+      one.fix && h("div", { class: "tf-block" }, copyButton(codeOf(one), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix)),
       one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), kindMark(one.kind), " ", one.worth),
-      one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended.replaceAll("`", "")),
+      this.launched(one),
+      one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended),
       ...one.trials.map((trial, choice) => this.trial(one, trial, choice)),
       h("div", { class: "tf-finding-foot" }, this.tryIt(one), h("span", { class: "tf-chips" }, one.values.slice(0, SHOWN_VALUES).map((name) => chip(name, this.act)), more > 0 && `+${more}`)),
     );
@@ -91,7 +99,7 @@ export class FindingsPanel {
     const isOn = Object.entries(changes).every(([option, value]) => JSON.stringify(this.payload?.config[option]) === JSON.stringify(value));
     if (isOn) return h("span", { class: "tf-note" }, "The pass that does this is on; its decisions say what it left.");
     const isHeld = this.act.holds(changes);
-    const title = isHeld ? "switch it on" : "this saved page holds no such choice: run the cell in a notebook";
+    const title = isHeld ? "switch it on, and see what changes" : "this saved page holds no such choice: run it in a notebook";
     return h("button", { class: "tf-button", disabled: !isHeld, title, onclick: () => this.act.configure(changes), "data-testid": `tf-try-${id}` }, "Switch it on");
   }
 }

@@ -5,7 +5,7 @@ import { ratio } from "../parts/widgets.js";
 
 const NOT_YET = "Not measured yet. Measuring replays the recorded traces; your code is not run again.";
 const SHOWN = "optimised";
-const IN_A_NOTEBOOK = "Run the cell in a notebook to measure these passes.";
+const IN_A_NOTEBOOK = "Run it in a notebook to measure these passes.";
 
 /** @param {Payload} payload @param {Status} status @param {boolean} live */
 function timingTable(payload, status, live) {
@@ -85,7 +85,7 @@ function notesTable(payload) {
   return h(
     "div",
     { class: "tf-notes", "data-testid": "tf-notes" },
-    payload.notes.length === 0 && h("p", { class: "tf-note" }, "No guards: nothing that the cell read back to Python is baked into the trace."),
+    payload.notes.length === 0 && h("p", { class: "tf-note" }, "No guards: nothing that the program read back to Python is baked into the trace."),
     payload.notes.length > 0 && h("ul", null, payload.notes.map((note) => h("li", { class: `tf-${note.kind}` }, note.text))),
     environment.length > 0 && h("dl", null, environment.flatMap(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
   );

@@ -28,7 +28,7 @@ export function origin({ timeline, payload, live }, isMeasured, choose) {
   const isModelled = after.startsWith("modelled");
   const scaled = timeline?.programs.some(({ config }) => payload.clock.replays[config]) ? ", scaled to the measured step" : "";
   const times = (before === after ? before : `${before}; ${after}`).replace(/^modelled: /, "");
-  const remedy = payload.blocked ?? (live ? "Press Measure for a timeline." : "Run the cell in a notebook and press Measure for a timeline.");
+  const remedy = payload.blocked ?? (live ? "Press Measure for a timeline." : "Run it in a notebook and press Measure for a timeline.");
   const said = isMeasured ? `${timeline?.provenance}${scaled}` : `${times}; ops end to end.${timeline ? "" : ` ${remedy}`}`;
   const badge = isMeasured ? [] : [h("span", { class: "tf-badge" }, isModelled ? "modelled" : after.startsWith("predicted") ? "predicted" : "end to end")];
   return [...badge, h("span", { class: "tf-note tf-timeline-said", "data-testid": "tf-timeline-said", title: said }, said), ...(timeline ? [sources(isMeasured, choose)] : [])];
@@ -63,7 +63,7 @@ export function controls(actions, measuring) {
 
 /** @param {View} view */
 export function staleness({ timeline, live }) {
-  const remedy = live ? "Measure again for the passes chosen now." : "Run the cell in a notebook to measure these passes.";
+  const remedy = live ? "Measure again for the passes chosen now." : "Run it in a notebook to measure these passes.";
   return h(
     "p",
     { class: "tf-warn", "data-testid": "tf-timeline-stale" },

@@ -86,7 +86,7 @@ export class MemoryLine {
 
   /** What stands at a line that is still. */
   get stillText() {
-    const why = this.act.live ? "a budget needs remat, which is off" : "a budget needs a kernel: run the cell in a notebook";
+    const why = this.act.live ? "a budget needs remat, which is off" : "a budget needs a kernel: run it in a notebook";
     return `peak ${formatBytes(this.budget ?? this.peak)} · ${why}`;
   }
 

@@ -48,7 +48,7 @@ export class TreePanel {
     this.body.addEventListener("scroll", () => this.onScroll());
     this.body.addEventListener("click", (event) => this.onClick(event));
     this.body.addEventListener("keydown", (event) => this.onKey(event));
-    const toolbar = h("div", { class: "tf-toolbar tf-tree-bar" }, this.says, this.option("fold", "fold layers"), this.option("removed", "removed"), this.option("views", "views"));
+    const toolbar = h("div", { class: "tf-toolbar tf-tree-bar" }, this.option("fold", "fold layers"), this.option("removed", "removed"), this.option("views", "views"), this.says);
     this.element = h("div", { class: "tf-tree-panel" }, toolbar, this.body);
     this.resized = new ResizeObserver(() => this.paint());
     this.resized.observe(this.body);
@@ -99,7 +99,6 @@ export class TreePanel {
     if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
     if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of the step.`));
     if (slowest) parts.unshift(this.slowestButton(slowest, tree));
-    for (const part of parts) part.title ||= part.textContent ?? "";
     this.says.replaceChildren(...parts);
   }
 
@@ -107,9 +106,8 @@ export class TreePanel {
   slowestButton({ path, us, members }, tree) {
     const share = percent(us, time(tree.total));
     const times = members.length > 1 ? ` ×${members.length}` : "";
-    const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it: ${path}. Its own ops in the backward take ${share} of the step.`, "data-testid": "tf-tree-slowest" };
-    const name = path.length > 48 ? `${path.slice(0, 47)}…` : path;
-    return h("button", attributes, `▲ slowest: ${name}${times}, ${share} of step`);
+    const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it: ${path}. Its own ops in the backward take ${share} of the step, more than those of any other module.`, "data-testid": "tf-tree-slowest" };
+    return h("button", attributes, `▲ slowest backward: ${path}${times}, ${share} of step`);
   }
 
   /** @param {View} view */

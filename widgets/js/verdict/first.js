@@ -13,7 +13,7 @@ export function first({ sentence, findings, looked_for: lookedFor, config }, act
   const others = [...left, ...actions.filter(({ by }) => by.length > 0)];
   const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, `tf-first-${at + 1}`, at + 2, act)));
   if (lever) return [leverOf(lever, /** @type {Finding} */ (findings.find(({ key }) => key === lever.key)), config, act), then];
-  const nothing = lookedFor.length === 0 ? "This trace was not diagnosed." : `Nothing ${others.length > 0 ? "else is left" : "was found"}; ${lookedFor.length} patterns were looked for.`;
+  const nothing = lookedFor.length === 0 ? "This trace was not diagnosed." : `Nothing ${others.length > 0 ? "else is left to mend" : "to mend was found"}; ${lookedFor.length} patterns were looked for.`;
   return [h("p", { class: "tf-lever tf-note" }, nothing), then];
 }
 
@@ -21,14 +21,13 @@ export function first({ sentence, findings, looked_for: lookedFor, config }, act
 function leverOf(action, finding, config, act) {
   const { title, key } = action;
   const [place, line = ""] = finding.source.split("  ");
-  const fix = finding.fix.split("`");
   return h(
     "div",
     { class: "tf-lever", "data-testid": "tf-lever" },
     h("button", { class: "tf-lever-what", title: `${title}: all about it`, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": "tf-first-0" }, h("b", null, 1), h("span", null, title)),
     h("span", { class: "tf-lever-place" }, place && h("code", { title: finding.source }, place, h("span", { class: "tf-note" }, ` ${line}`))),
     worthOf(action),
-    h("span", { class: "tf-lever-fix", title: fix.join("") }, h("span", { class: "tf-label" }, "fix "), fix.map((part, at) => (at % 2 ? h("code", null, part) : part))),
+    h("span", { class: "tf-lever-fix", title: finding.fix }, h("span", { class: "tf-label" }, "fix "), finding.fix),
     apply(finding, config, act),
   );
 }
@@ -39,7 +38,7 @@ function apply(finding, config, act) {
   const isOn = changes && Object.entries(changes).every(([option, value]) => JSON.stringify(config[option]) === JSON.stringify(value));
   if (!changes || isOn || !act.holds(changes)) return copyButton(codeOf(finding), "tf-apply", "Copy fix");
   const names = Object.keys(changes).join(" and ");
-  return h("button", { class: "tf-button tf-primary tf-apply", title: `switch ${names} on`, onclick: () => act.configure(changes), "data-testid": "tf-apply" }, "Apply");
+  return h("button", { class: "tf-button tf-primary tf-apply", title: `switch ${names} on, and see what changes`, onclick: () => act.configure(changes), "data-testid": "tf-apply" }, "Apply");
 }
 
 /** @param {Action} action @param {string} id @param {number} number @param {Act} act */

@@ -1,7 +1,8 @@
 // The menu of what can be taken home: files that the kernel writes, texts that the view has, and the download of either.
 
-import { h } from "../parts/dom.js";
+import { h, plain } from "../parts/dom.js";
 import { traceText } from "../parts/folds.js";
+import { NAMELESS } from "../parts/widgets.js";
 
 /** @type {[TakeAway, string][]} */
 const FILES = [
@@ -16,7 +17,7 @@ const THEN = /** @type {Partial<Record<TakeAway, string>>} */ ({
   chrome_trace: "Open ui.perfetto.dev and choose “Open trace file”: it is read in your browser and not uploaded.",
   model_explorer: "Open it with Model Explorer: model-explorer FILE.",
 });
-const NO_KERNEL = "the kernel writes this file: run the cell in a notebook";
+const NO_KERNEL = "the kernel writes this file: run it in a notebook";
 
 let count = 0;
 
@@ -56,7 +57,7 @@ export class TakeAwayMenu {
     for (const file of this.files) disable(file, reason);
     this.why.textContent = reason;
     this.why.hidden = reason === "";
-    const nameless = payload.call ? "" : "no name holds the capture: re-run the cell with -o c";
+    const nameless = payload.call ? "" : NAMELESS;
     disable(this.config, nameless);
     disable(this.usage, nameless || payload.blocked || "");
     const error = status.error?.panel === "take" ? status.error : null;
@@ -138,7 +139,7 @@ function item(id, label, act) {
 /** @param {HTMLButtonElement} button @param {string} reason "" where it can be used */
 function disable(button, reason) {
   button.setAttribute("aria-disabled", String(reason !== ""));
-  button.title = reason;
+  button.title = plain(reason);
 }
 
 /** @param {string} name @param {Blob} content */

@@ -68,7 +68,7 @@ function timeTile(payload, live) {
   const [texts, unit] = paired(clock.step_us, spans);
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
   const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
-  const below = isTimed ? ratio(row, payload) : clock.launch_us ? note(`launches: ≈ ${formatTime(clock.launch_us)}`, payload.sentence.head) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
+  const below = isTimed ? ratio(row, payload) : clock.launch_us ? note(`launches ≈ ${formatTime(clock.launch_us)}`, payload.sentence.head) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
   return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
