@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from tracefuse.optimizers.errors import did_you_mean
 from tracefuse.recording.hooks import BackwardHook
 from tracefuse.recording.memories import WeakMap
-from tracefuse.recording.namespace import owners_of_methods
+from tracefuse.recording.namespace import modules_in, owners_of_methods
 from tracefuse.recording.shield import Shield, shielded
 
 
@@ -74,12 +74,19 @@ class GlobCheck:
         parameters = {name for one in modules for name, _ in one.named_parameters()}
         parameters |= {name for name, one in variables.items() if isinstance(one, torch.Tensor)}
         paths = {path for one in modules for path, _ in one.named_modules() if path}
+        inside = {id(part) for one in modules for part in one.modules() if part is not one}
+        outermost = {id(one): one for one in modules if id(one) not in inside and any(True for _ in one.parameters())}
+        roots = {held.name for held in modules_in(variables)} | {type(one).__name__ for one in outermost.values()}
+        roots = roots if len(outermost) > 1 else set()
         for flag, globs in self._globs.items():
             is_freeze = flag == "--freeze"
+            known, what = (parameters, "parameter") if is_freeze else (paths, "module")
             for glob in (one for one in globs if is_freeze or "." in one):
-                said = unmatched(glob, parameters if is_freeze else paths, "parameter" if is_freeze else "module")
-                if said:
-                    self._tell(f"{flag} {said}")
+                # Of several outermost modules it may name one.
+                short = [glob.removeprefix(f"{root}.") for root in roots if glob.startswith(f"{root}.")]
+                said = [unmatched(one, known, what) for one in (glob, *short)]
+                if all(said):
+                    self._tell(f"{flag} {said[0]}")
 
 
 def unmatched(glob: str, known: Iterable[str], what: str) -> str:

@@ -34,9 +34,20 @@ train()
 """
 
 
-def told(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
+TWO = """
+import sys, torch
+from torch import nn
+
+G, D = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))
+for at in range(4):
+    D(G(torch.randn(3, 4))).sum().backward()
+    print(f"step {at}", file=sys.stderr, flush=True)
+"""
+
+
+def told(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str, script: str = SCRIPT) -> list[str]:
     """The lines that come before the script's first own one, and of the last one."""
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(script)
     main([str(folder / "train.py"), "--no-measure", *flags])
     lines = capsys.readouterr().err.splitlines()
     return lines[1 : lines.index("step 0")]
@@ -74,3 +85,11 @@ def test_a_glob_that_matches_nothing_is_told_early(
 )
 def test_what_matches_is_not_told(flags: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(tmp_path, capsys, *flags) == []
+
+
+@pytest.mark.parametrize(("glob", "count"), [("G.0.*", 0), ("0.*", 0), ("G.1.*", 1)])
+def test_a_glob_may_name_one_of_two_models(
+    glob: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(told(tmp_path, capsys, "--freeze", glob, script=TWO)) == count
+    assert len(told(tmp_path, capsys, "--freeze", f"owner.{glob}")) == 1

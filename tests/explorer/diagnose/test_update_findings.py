@@ -59,10 +59,23 @@ def test_an_optimizer_that_is_not_fused(kind: Any, options: Any, title: str, fix
     assert set(one.values) <= {node.name for node in c.update.ops}
 
 
+@pytest.mark.parametrize("on", ["optimizer_step", "fuse"])
+def test_the_fix_names_the_pass_that_mends_it(on: str) -> None:
+    c = momentum()
+    (ran,) = found(NOT_FUSED, c)
+    assert ran.changes == {"fuse": True}  # on a CPU, where `optimizer_step` leaves the update as it is
+    others = {"optimizer_step": False, "fuse": False} | {on: True}
+    (one,) = found(NOT_FUSED, c.optimize(**others))
+    assert one.is_mended == (on == "fuse")
+    assert all(f"`{name}`" in one.fix for name in one.mended_by)
+
+
 def test_lists_are_promised_to_spare_no_bytes() -> None:
     (one,) = found(NOT_FUSED, stepped(optim.RMSprop, foreach=False))
     assert one.title.startswith("RMSprop computes tensor by tensor")
-    assert one.fix.startswith("on a GPU switch passes on")
+    assert one.fix.startswith(
+        "on a GPU switch passes on: `fuse` makes one kernel of the ops on a tensor, and `optimizer_step`"
+    )
     assert one.fix.endswith("`foreach=True`, the default on a GPU, spares launches, and no bytes")
 
 

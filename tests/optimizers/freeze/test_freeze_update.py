@@ -66,7 +66,7 @@ def test_what_is_left_is_the_step_of_a_frozen_model(name: str, patterns: list[st
         if key in trainable:
             torch.testing.assert_close(new[key], parameter.detach(), rtol=1e-12, atol=1e-13)
         averaged = their_ema.module.get_parameter(key)
-        torch.testing.assert_close(new[f"module.{key}"], averaged.detach(), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(new[f"ema.module.{key}"], averaged.detach(), rtol=1e-12, atol=1e-13)
     for key, parameter in theirs.named_parameters():
         for entry, tensor in their_optimizer.state[parameter].items():
             assert (f"{entry} of {key}" in new) == (key in trainable)
