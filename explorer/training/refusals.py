@@ -177,7 +177,7 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
         kind = kinds.get(one.name, "")
         is_lost = not one.name and one.adds and not one.of_one
         is_kept = kind in ("parameter", "buffer", "state", "input")
-        if one.name not in given and (is_lost or is_kept):
+        if one.name not in given and not one.is_number and (is_lost or is_kept):
             if given := gives_memory(one.source.text if one.source else ""):
                 raise ExportError(
                     f"`{given.written}` gives a tensor other memory{where(one.source)}, which the next step reads, and a "
