@@ -33,6 +33,7 @@ from tracefuse.recording.run import Left, Run
 from tracefuse.recording.shield import Shield
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.watch import Plan, StepWatch
+from tracefuse.training.refusals import never_compiled
 
 Names = Callable[[], Mapping[str, Any]]
 
@@ -64,7 +65,8 @@ class RecordedCapture(Capture):
         if not self.has_run and not self._is_over and not self._shield.failure:
             return "<tracefuse.Capture: nothing yet>"
         try:
-            return f"<tracefuse.Capture on {self.environment['device']}: {self.counts}>"
+            said = f"<tracefuse.Capture on {self.environment['device']}: {self.counts}>"
+            return "\n".join(filter(None, [said, never_compiled(self.program)]))
         except CaptureError as error:
             return f"<tracefuse.Capture: {error}>"
 

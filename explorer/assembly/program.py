@@ -78,13 +78,15 @@ class Carried:
     """A tensor that a step reads under this name, "" where no trace has it, and in whose place the next step reads another
     one, in the line `source`: the step made it, or read it elsewhere, or the program gave the first one up. `of_one` says
     whether that is a single number, `adds` whether it is computed from what was there before. Of a buffer that nothing was
-    seen to read (`is_put`) it is the line that made it."""
+    seen to read (`is_put`) it is the line that made it, and so it is of one that Python makes of a number (`is_number`), which
+    may be another in each step."""
 
     name: str
     source: Source | None
     of_one: bool
     adds: bool
     is_put: bool = False
+    is_number: bool = False
 
 
 Replayed = Callable[["CapturedProgram"], tuple[torch.Tensor, ...]]
@@ -345,10 +347,12 @@ def _stored(recorder: Recorder, buffer: Value) -> Source | None:
 def _given_up(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, str]]) -> Iterator[Carried]:
     """The inputs that nobody holds any more, where the update alone reads them, or somebody holds what the program computed
     from them and what is like them, as an average is: of what the forward reads, which may be data, with what the model
-    computes. A tensor that Python makes of a number comes anew in each step."""
+    computes. What an optimizer makes of its numbers is its own."""
     recording, sources = recorder.recording, ended.roles.sources
-    made_by_python = {call.args[0] for call in recording.calls if call.func is torch.ops.aten.lift_fresh.default}
-    lost = ended.given_up - recording.carried.keys() - ended.roles.replaced.keys() - made_by_python
+    made = [call for call in recording.calls if call.func is torch.ops.aten.lift_fresh.default]
+    own = {call.args[0] for call in made if call.in_optimizer}
+    numbers = {call.args[0]: call.origin.source for call in made if math.prod(call.args[0].shape) == 1}
+    lost = ended.given_up - recording.carried.keys() - ended.roles.replaced.keys() - own
     outside = [call for call in recording.calls if not call.in_engine and not call.origin.module_type]
     held: dict[Any, list[tuple[Source | None, Value]]] = {}
     for call in outside if lost else ():
@@ -358,6 +362,10 @@ def _given_up(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, s
     trained = _computed_from({one.base for one, (kind, _) in sources.items() if kind == "parameter"}, recording.calls)
     for value in (one for one in recording.externals if one in lost):
         found = next((known[value] for known in names if value in known), "")
+        if value in numbers:
+            if found and value not in names[0]:
+                yield Carried(found, numbers[value], of_one=True, adds=False, is_number=True)
+            continue
         like = held.get((value.shape, value.dtype, value.device), [])
         reached = _computed_from({value.base}, recording.calls) if like else set()
         reached &= trained if value in names[0] else reached

@@ -90,4 +90,14 @@ class Steps:
         updates = f" ({' then '.join(self.optimizers)})" if self.optimizers else ""
         told = [step for step in self if step.ops is not None or step.difference]
         lines = [f"  {step}{'  <- shown' if step.number == self.captured else ''}" for step in told]
-        return "\n".join([f"{self.headline}{updates}{times}", *lines, *self.remarks])
+        return "\n".join([f"{self.headline}{updates}{times}", *lines, *self._compared(), *self.remarks])
+
+    def _compared(self) -> list[str]:
+        """Which steps were compared with the captured one, of a run of several."""
+        if self.captured is None or len(self) == 1:
+            return []
+        seen = [step.number for step in self.steps[self.captured :] if step.difference is not None]
+        which = (
+            f"Steps {seen[0]} to {seen[-1]} were" if len(seen) > 1 else f"Step {seen[0]} was" if seen else "No step was"
+        )
+        return [f"{which} compared with it: what others run beside that, as under `if i % 10 == 0:`, is not known."]

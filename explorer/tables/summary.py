@@ -21,7 +21,7 @@ from tracefuse.optimizers.remat.budget import why_unmet
 from tracefuse.optimizers.trace import Trace, human_bytes, phase
 from tracefuse.tables.layers import layers
 from tracefuse.text import aligned
-from tracefuse.training.refusals import first_of_optimizer
+from tracefuse.training.refusals import never_compiled
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,10 @@ def passes_table(variant: Switched) -> str:
 
 
 def remarks(variant: Switched) -> list[str]:
-    """What of the program the trace does not show or orders otherwise, that its update is an optimizer's first, and what was
-    asked of the passes and not done, a sentence each: a memory budget that is not met, options of a pass that is off."""
+    """What of the program the trace does not show or orders otherwise, why it is never compiled, and what was asked of the
+    passes and not done, a sentence each: a memory budget that is not met, options of a pass that is off."""
     program = variant.program
-    first = "" if program.update is None else first_of_optimizer(program.update.trace)
-    found = [*program.unrecorded, *filter(None, [program.order, first[:1].upper() + first[1:]])]
+    found = [*program.unrecorded, *filter(None, [program.order, never_compiled(program)])]
     found += unmet(variant)
     if idle := variant.config.idle:
         passes = ", ".join(dict.fromkeys(PASS_OF[name] for name in idle))

@@ -42,6 +42,11 @@ def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: 
             f"{line} makes a number anew from that of the step before, which a compiled step does not: it stays as it is. "
             "Write to it in place (`average.mul_(0.9).add_(0.1 * loss.detach())`), or compute it from what the step returns"
         )
+    for line in dict.fromkeys(str(one.source) for one in program.carried if one.is_number):
+        tell(
+            f"{line} makes a tensor of a number, which the update reads, and a compiled step keeps the captured one: where it "
+            "changes from step to step, compute it from a count that the step raises itself (`count.add_(1)`)"
+        )
     count = len(joint.forward.inputs)
     names = [i.name for i in joint.forward.inputs]
     given = dict(zip(names, program.live_inputs[:count], strict=True))

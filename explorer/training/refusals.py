@@ -9,7 +9,7 @@ from torch import fx
 
 from tracefuse.assembly.cut import descendants
 from tracefuse.assembly.parts import is_unnamed
-from tracefuse.assembly.program import Carried, Stepped
+from tracefuse.assembly.program import CapturedProgram, Carried, Stepped
 from tracefuse.assembly.refusals import where
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
@@ -60,6 +60,15 @@ def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Step
         _check_state(steps, joint)
         _check_left(joint, update)
     _check_read(joint, update)
+
+
+def never_compiled(program: CapturedProgram) -> str:
+    """Why no compiled step is made of a program, as far as the capture itself tells, with the remedy; "" where it does not."""
+    said = program.uncut and f"{program.uncut}."
+    if any(program.uncut in one for one in program.unrecorded):  # it is told there
+        said = ""
+    first = "" if program.update is None else first_of_optimizer(program.update.trace)
+    return (said or first) and f"It is not compiled: {said or first}"
 
 
 def first_of_optimizer(update: Trace) -> str:
@@ -168,7 +177,7 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
         kind = kinds.get(one.name, "")
         is_lost = not one.name and one.adds and not one.of_one
         is_kept = kind in ("parameter", "buffer", "state", "input")
-        if one.name not in given and (is_lost or is_kept):
+        if one.name not in given and not one.is_number and (is_lost or is_kept):
             if given := gives_memory(one.source.text if one.source else ""):
                 raise ExportError(
                     f"`{given.written}` gives a tensor other memory{where(one.source)}, which the next step reads, and a "

@@ -219,6 +219,16 @@ def test_what_a_step_says_of_itself() -> None:
     assert any(row.startswith("value ") and "aten.addcdiv_.default" in row for row in rows)
     assert sum(int(row.split()[2]) for row in rows if not row.startswith("and ")) <= len(c.varying)
     assert "one step × 8, step 3 shown (AdamW)" in str(steps)
+    assert str(steps).endswith(
+        "\nSteps 4 to 6 were compared with it: what others run beside that, as under `if i % 10 == 0:`, is not known."
+    )
+
+
+@pytest.mark.parametrize(("steps", "said"), [(1, ""), (3, "No step was compared"), (4, "Step 4 was compared")])
+def test_it_says_which_steps_were_compared(steps: int, said: str) -> None:
+    with tracefuse.capture_step(n=min(steps, 3)) as c:
+        Loop().train(steps)
+    assert ("\n" + said in str(c.steps)) if said else "compared" not in str(c.steps)
 
 
 def test_a_fused_optimizer_varies_in_its_learning_rate_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from whole_step_loops import NEAR, Adversaries, AveragedByHand, Closure, Counted
 
 import tracefuse
 from tracefuse.errors import CaptureError, ExportError
+from tracefuse.tables.summary import remarks
 
 
 class Cycled(Groups):
@@ -277,7 +279,9 @@ def test_of_two_updates_of_which_the_second_reads_the_first_each_is_a_step_by_it
         r"the program goes on \(.*with what the optimizer changed. Capture one forward, its backward and its update by"
     )
     with pytest.raises(ExportError, match=said):
-        captured(ours, data[:3]).compile()
+        (variant := captured(ours, data[:3])).compile()
+    assert re.search(rf"\nIt is not compiled: {said}", repr(variant.capture))
+    assert any(re.match(rf"It is not compiled: {said}", one) for one in remarks(variant))
     for batch in data[:4]:
         eager.step(*batch)
     x, y = data[3]

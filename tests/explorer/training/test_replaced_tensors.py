@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -447,6 +448,45 @@ def test_a_number_that_is_logged_is_told_once_with_its_line_and_its_remedy_holds
         warnings.simplefilter("error")
         step.compile()
         check(LoggedInPlace, further)
+
+
+class NoiseOfNumpy(Loop):
+    """Arrays that Python draws anew in each step, which the update reads."""
+
+    def more(self) -> None:
+        self.random = np.random.default_rng(0)
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        self.loss(x, y).backward()
+        for one in self.model.parameters():
+            assert one.grad is not None
+            one.grad.add_(torch.from_numpy(self.random.normal(size=one.shape)))
+        self.opt.step()
+
+
+class WarmedByPython(AveragedData):
+    """An average whose weight Python counts and makes a tensor of: `Counted` has the count in tensors."""
+
+    steps = 0
+
+    def between(self) -> None:
+        self.steps += 1
+
+    @torch.no_grad()
+    def after(self) -> None:
+        weight = torch.tensor(1 / (1 + self.steps), dtype=torch.float64)
+        for mine, new in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            mine.lerp_(new, weight)
+
+
+@pytest.mark.parametrize("further", [0, 1, 3])
+def test_what_python_makes_anew_for_the_update_is_refused_or_told(further: int) -> None:
+    with pytest.raises(ExportError, match=r"in whose place.*self\.random\.normal.*kept\.copy_\(new\)"):
+        captured(NoiseOfNumpy(), data_of(3 + further)).compile()
+    step = captured(loop := WarmedByPython(), data_of(loop.n + further))
+    with pytest.warns(UserWarning, match=r"torch\.tensor\(1 / .*makes a tensor of a number.*`count\.add_\(1\)`"):
+        step.compile()
 
 
 @pytest.mark.parametrize("further", [0, 1, 3])

@@ -408,7 +408,7 @@ def test_a_cell_with_a_first_step_is_called_so_until_it_is_run_once_more() -> No
             ours.step(batch)
         said.append([one for one in remarks(c.optimize()) if "first of its optimizer" in one])
     ((first,), later) = said
-    assert first.startswith("The captured step is the first")
+    assert first.startswith("It is not compiled: the captured step is the first")
     assert "Run the cell once more" in first
     assert later == []
 
