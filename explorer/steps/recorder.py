@@ -57,6 +57,8 @@ class StepRecorder(Recorder):
         """The line of a write behind the update before, or behind the step's own, that may be either step's."""
         self.carried: set[Source] = set()
         """Of a step that is only followed, the lines that read what the captured one has made."""
+        self.other_weights: Source | None = None
+        """Its first line that reads a parameter which the captured one did not."""
         self.read_again: list[ReadAgain] = []
         """The operators that did."""
         self.ran: list[Call] = []
@@ -248,10 +250,13 @@ class StepRecorder(Recorder):
     def _note_read_again(self, op: StepOp, given: list[torch.Tensor]) -> None:
         if self._captured is None:
             return
-        found = [(at, self._captured.met(t)) for at, t in enumerate(given)]
+        captured = self._captured
+        found = [(at, captured.met(t)) for at, t in enumerate(given)]
+        if any(isinstance(given[at], torch.nn.Parameter) and value is None for at, value in found):
+            self.other_weights = self.other_weights or op.source
         known = [(at, value) for at, value in found if value is not None]
         self.read_again += [(op, at, value) for at, value in known]
-        if op.source is not None and any(value.base not in self._captured.recording.externals for _, value in known):
+        if op.source is not None and any(value.base not in captured.recording.externals for _, value in known):
             self.carried.add(op.source)
 
     def _is_loading(self) -> bool:

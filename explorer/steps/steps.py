@@ -35,7 +35,8 @@ class Step:
 class Steps:
     """All steps of a run, of which the one numbered `captured` is shown, None where none was captured; `optimizers` make the
     updates of each, in order. Later steps read what the captured one has made in the lines `carried`; of a write in the line
-    `unsure` nothing tells whether it ends one step or begins the next."""
+    `unsure` nothing tells whether it ends one step or begins the next. In the line `other_weights` a later one, which runs the
+    same ops, reads parameters that the captured one does not."""
 
     steps: tuple[Step, ...]
     captured: int | None
@@ -43,6 +44,7 @@ class Steps:
     remarks: tuple[str, ...] = ()
     carried: frozenset[Source] = frozenset()
     unsure: Source | None = None
+    other_weights: Source | None = None
 
     def __len__(self) -> int:
         return len(self.steps)

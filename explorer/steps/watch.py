@@ -88,6 +88,7 @@ class StepWatch:
         """The operators of the captured step."""
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._carried: set[Source] = set()
+        self._other_weights: Source | None = None
         self._comparing = Shield("comparing steps")
         """What fails there leaves the capture as it is."""
 
@@ -234,8 +235,11 @@ class StepWatch:
             self._watched[span] = _Watched(None, None)
             return
         if ops is not None and before is not None:
-            self._watched[span] = _Watched(len(ops), self._difference(ops, recorder.is_last))
+            found = self._difference(ops, recorder.is_last)
+            self._watched[span] = _Watched(len(ops), found)
             self._carried |= recorder.carried
+            if found is not None and not found.of_tensors:  # it runs the same, and no validation of another model
+                self._other_weights = self._other_weights or recorder.other_weights
             self._comparing.note(note_carried, before.recording, before.ran, self._ops, ops, recorder.read_again)
             return
         self._captured = recorder
@@ -271,6 +275,7 @@ class StepWatch:
             else (),
             frozenset(self._carried),
             None if captured is None else captured.unsure,
+            self._other_weights,
         )
 
     def _step(self, number: int, first: int, end: int) -> Step:

@@ -59,6 +59,7 @@ def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Step
         _check_carried(steps, update)
         _check_state(steps, joint)
         _check_left(joint, update)
+        _check_weights(steps)
     _check_read(joint, update)
 
 
@@ -149,6 +150,15 @@ def _check_repeats(steps: Steps) -> None:
             f"a step after step {steps.captured} writes to tensors that this one leaves, or the other way round, by "
             f"{changes[0]}. A compiled step runs the same ops at each call: leave what only some steps run out of the loop "
             "that is captured, and call it yourself behind the compiled step."
+        )
+
+
+def _check_weights(steps: Steps) -> None:
+    if steps.other_weights is not None:
+        raise ExportError(
+            f"a step after step {steps.captured} reads other parameters than this one{where(steps.other_weights)}, and a "
+            "compiled step reads the same ones at each call: compile one that runs all of them, or a step for each choice, "
+            "and call the one whose turn it is."
         )
 
 

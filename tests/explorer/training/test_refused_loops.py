@@ -156,6 +156,28 @@ class DetachedScaled(Advantages):
         return said.detach() / 2
 
 
+class InTurn(Loop):
+    """Two heads, each of which is trained every second time."""
+
+    steps = 0
+
+    def prepare(self) -> None:
+        self.heads = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]).double()
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.AdamW([*self.model.parameters(), *self.heads.parameters()], lr=0.01, fused=True)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        head = self.heads[self.steps % 2]
+        self.steps += 1
+        return F.mse_loss(head(self.model(x)), y)
+
+
+class Together(InTurn):
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return sum(F.mse_loss(head(self.model(x)), y) for head in self.heads)  # type: ignore[return-value]
+
+
 class Rollouts(Loop):
     """PPO: three epochs on what one rollout gave."""
 
@@ -180,6 +202,7 @@ REFUSED = {
     EverySecond: (r"the step after step 3 ran other ops: \d+ ops more .*leave what only some steps run out of the loop", Loop),
     Advantages: (r": leave out the `.item\(\)`, .* it \(.*:\d+  return said.item\(\)\), .*`t.detach\(\)`", DetachedAdvantages),
     Scaled: (r"; where it is made of what the host reads of a tensor in .*:\d+  return said.item\(\) / 2, ", DetachedScaled),
+    InTurn: (r"reads other parameters than this one .*head\(self.model\(x\)\).*compile one that runs all", Together),
     Rollouts: (r"ran other ops: .* capture one that is repeated by the next", None),
 }  # fmt: skip
 
