@@ -346,12 +346,12 @@ def _stored(recorder: Recorder, buffer: Value) -> Source | None:
 
 def _given_up(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, str]]) -> Iterator[Carried]:
     """The inputs that nobody holds any more, where the update alone reads them, or somebody holds what the program computed
-    from them and what is like them, as an average is: of what the forward reads, which may be data, with what the model
+    from them and what is like them, as an average is: of what no update reads, which may be data, with what the model
     computes. What an optimizer makes of its numbers is its own."""
     recording, sources = recorder.recording, ended.roles.sources
-    made = [call for call in recording.calls if call.func is torch.ops.aten.lift_fresh.default]
-    own = {call.args[0] for call in made if call.in_optimizer}
-    numbers = {call.args[0]: call.origin.source for call in made if math.prod(call.args[0].shape) == 1}
+    lifts = [call for call in recording.calls if call.func is torch.ops.aten.lift_fresh.default]
+    own = {call.args[0] for call in lifts if call.in_optimizer}
+    numbers = {call.args[0]: call.origin.source for call in lifts if math.prod(call.args[0].shape) == 1}
     lost = ended.given_up - recording.carried.keys() - ended.roles.replaced.keys() - own
     outside = [call for call in recording.calls if not call.in_engine and not call.origin.module_type]
     held: dict[Any, list[tuple[Source | None, Value]]] = {}
@@ -368,7 +368,7 @@ def _given_up(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, s
             continue
         like = held.get((value.shape, value.dtype, value.device), [])
         reached = _computed_from({value.base}, recording.calls) if like else set()
-        reached &= trained if value in names[0] else reached
+        reached &= reached if any(value in late for late in names[1:]) else trained
         after = [source for source, made in like if made.base in reached]
         if after or (found and value not in names[0]):
             read = [call.origin.source for call in recording.calls if value in call.reads()][:1]
