@@ -167,7 +167,10 @@ def test_a_loop_runs_as_without_the_watch_of_its_steps_that_fails(
     failing: list[str], way: str, request: pytest.FixtureRequest
 ) -> None:
     name = request.node.callspec.params["failing"]
-    compares = INJECTED[name].__module__.endswith((".varying", ".carried")) or name in ("StepOp.is_like", "StepOp.reads")
+    compares = INJECTED[name].__module__.endswith((".varying", ".carried")) or name in (
+        "StepOp.is_like",
+        "StepOp.reads",
+    )
     alone = loop()
     failing.clear()
     with warnings.catch_warnings(record=True) as told:
