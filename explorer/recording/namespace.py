@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count, repeat
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, GetSetDescriptorType, ModuleType
 from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
 
 import torch
@@ -133,6 +133,14 @@ def contents_of(container: Any) -> list[tuple[Any, Any]]:
     if kind.__len__(container) > _FEW:
         return []
     return list(dict.items(container)) if kind is dict else list(enumerate(kind.__iter__(container)))
+
+
+def attributes_of(thing: Any) -> list[tuple[str, Any]]:
+    """An object's own attributes. None of the user's code runs: a class may compute its `__dict__`, and raise, or keep there
+    what is no name."""
+    held = next((vars(kind)["__dict__"] for kind in type(thing).__mro__ if "__dict__" in vars(kind)), None)
+    found = held.__get__(thing) if type(held) is GetSetDescriptorType else {}
+    return [(key, one) for key, one in list(dict.items(found)) if type(key) is str]
 
 
 class Bindings(Generic[V]):
@@ -280,7 +288,7 @@ def _held(name: str, thing: Any, far: int = 0) -> Iterator[Held]:
     if is_a(thing, (list, tuple, dict)) and far < _FARTHEST:
         inside = [(f"{name}.{key}", one) for key, one in contents_of(thing) if _is_word(key)]
     elif not far and not is_a(thing, (type, ModuleType, torch.Tensor)):
-        inside = [(key, one) for key, one in getattr(thing, "__dict__", {}).items() if key[:1] != "_"]
+        inside = [(key, one) for key, one in attributes_of(thing) if key[:1] != "_"]
     for path, one in inside:
         yield from _held(path, one, far + 1)
 

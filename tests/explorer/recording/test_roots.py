@@ -206,3 +206,33 @@ def test_an_exported_step_finds_the_tensors_of_two_models(tmp_path: Path) -> Non
     train()
     for p, mine in zip((*G.parameters(), *D.parameters()), ours, strict=True):
         torch.testing.assert_close(p.detach(), mine)
+
+
+class Computed:
+    """Its attributes are asked for by nobody but itself."""
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        raise RuntimeError("nothing is bound")
+
+
+class Shy:
+    def __getattribute__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
+class Open(dict[Any, Any]):
+    """Its items are its attributes, and some have no name."""
+
+    def __init__(self) -> None:
+        super().__init__({1: nn.Linear(2, 2), "tone": nn.Linear(2, 2)})
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize("kind", [Computed, Shy, Open])
+def test_objects_beside_modules_are_not_asked(kind: type[Any]) -> None:
+    odd, G, D = kind(), Generator(), Discriminator()
+    with tracefuse.capture() as c:
+        D(G(x())).sum().backward()
+    assert weights(c) == ["G.net.0.weight", "D.net.0.weight"]
+    assert type(odd) is kind
