@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.optimizers.trace import origin
+from tracefuse.recording.namespace import modules_in
 from tracefuse.widgets.payload.program import payload
 
 
@@ -236,3 +238,12 @@ def test_objects_beside_modules_are_not_asked(kind: type[Any]) -> None:
         D(G(x())).sum().backward()
     assert weights(c) == ["G.net.0.weight", "D.net.0.weight"]
     assert type(odd) is kind
+
+
+def test_a_large_namespace_is_not_searched_to_its_end() -> None:
+    data = {f"data_{at}": [[0] * 99] * 99 for at in range(10_000)}
+    model, head = Generator(), Discriminator()
+    began = time.perf_counter()
+    found = list(modules_in({"first": [head], **data, "model": model, "last": {"head": head}}))
+    assert [(one.name, one.module) for one in found] == [("model", model), ("first.0", head)]
+    assert time.perf_counter() - began < 5  # to its end it takes minutes
