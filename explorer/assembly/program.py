@@ -6,6 +6,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from tracefuse.assembly.unshown import (
 )
 from tracefuse.collectives.ended import without_collectives
 from tracefuse.errors import CaptureError
-from tracefuse.lines.statements import stores_to
+from tracefuse.lines.statements import literals_at, stores_to
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.split import handed_over, joined
 from tracefuse.optimizers.trace import Trace, tensors
@@ -346,20 +347,23 @@ def _stored(recorder: Recorder, buffer: Value) -> Source | None:
 
 def _given_up(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, str]]) -> Iterator[Carried]:
     """The inputs that nobody holds any more, where the update alone reads them, or somebody holds what the program computed
-    from them and what is like them, as an average is: of what no update reads, which may be data, with what the model
-    computes. What an optimizer makes of its numbers is its own."""
+    from them and what a module has, and what is like them, as an average is: of what the forward reads, which may be data,
+    with what the model computes. What an optimizer makes of its numbers is its own, and what is written in a line stays."""
     recording, sources = recorder.recording, ended.roles.sources
-    lifts = [call for call in recording.calls if call.func is torch.ops.aten.lift_fresh.default]
-    own = {call.args[0] for call in lifts if call.in_optimizer}
-    numbers = {call.args[0]: call.origin.source for call in lifts if math.prod(call.args[0].shape) == 1}
+    lifted = (call for call in recording.calls if call.func is torch.ops.aten.lift_fresh.default)
+    made = [call for call in lifted if call.args[0] in ended.given_up]
+    own = {call.args[0] for call in made if call.in_optimizer or _is_written(call, recording)}
+    numbers = {call.args[0]: call.origin.source for call in made if math.prod(call.args[0].shape) == 1}
     lost = ended.given_up - recording.carried.keys() - ended.roles.replaced.keys() - own
     outside = [call for call in recording.calls if not call.in_engine and not call.origin.module_type]
     held: dict[Any, list[tuple[Source | None, Value]]] = {}
     for call in outside if lost else ():
-        for made in call.out_values():
-            if made in ended.alive:
-                held.setdefault((made.shape, made.dtype, made.device), []).append((call.origin.source, made))
-    trained = _computed_from({one.base for one, (kind, _) in sources.items() if kind == "parameter"}, recording.calls)
+        for value in call.out_values():
+            if value in ended.alive:
+                held.setdefault((value.shape, value.dtype, value.device), []).append((call.origin.source, value))
+    of_kind = {kind: {one.base for one, (its, _) in sources.items() if its == kind} for kind in ("parameter", "buffer")}
+    trained = _computed_from(of_kind["parameter"], recording.calls) if held else set()
+    of_modules = trained | _computed_from(of_kind["buffer"], recording.calls) if held else set()
     for value in (one for one in recording.externals if one in lost):
         found = next((known[value] for known in names if value in known), "")
         if value in numbers:
@@ -368,11 +372,24 @@ def _given_up(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, s
             continue
         like = held.get((value.shape, value.dtype, value.device), [])
         reached = _computed_from({value.base}, recording.calls) if like else set()
-        reached &= reached if any(value in late for late in names[1:]) else trained
-        after = [source for source, made in like if made.base in reached]
+        reached &= trained if value in names[0] else of_modules
+        after = [source for source, one in like if one.base in reached]
         if after or (found and value not in names[0]):
             read = [call.origin.source for call in recording.calls if value in call.reads()][:1]
             yield Carried(found, (after or read or [None])[-1], math.prod(value.shape) == 1, bool(after))
+
+
+def _is_written(call: Call, recording: Recording) -> bool:
+    """Whether the line has in full what this call makes a tensor of."""
+    tensor, source = recording.externals.get(call.args[0]), call.origin.source
+    literals = literals_at(source) if source is not None and tensor is not None else []
+    return tensor is not None and any(_is_of(tensor, one) for one in literals)
+
+
+def _is_of(tensor: torch.Tensor, literal: Any) -> bool:
+    with suppress(Exception):  # what is written may be no tensor
+        return torch.equal(torch.tensor(literal, dtype=tensor.dtype), tensor.detach().cpu())
+    return False
 
 
 def _computed_from(starts: set[Value], calls: Iterable[Call], with_draws: bool = False) -> set[Value]:

@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tracefuse.optimizers.origins import Source
 
@@ -118,6 +118,19 @@ def stores_to(source: Source, attribute: str) -> list[Source]:
     nodes = (node for one in statements_of("".join(lines)) for node in ast.walk(one) if isinstance(node, ast.Attribute))
     found = {node.lineno for node in nodes if node.attr == attribute and isinstance(node.ctx, ast.Store)}
     return [replace(source, line=at, function="", text=lines[at - 1].rstrip("\n")) for at in sorted(found)]
+
+
+def literals_at(source: Source) -> list[Any]:
+    """What a line makes tensors of where that is written there, as in `torch.tensor([1.0, 0.5])`."""
+    nodes = (
+        node for one in statements_at(source) for node in ast.walk(one) if isinstance(node, ast.Call) and node.args
+    )
+    given = [node.args[0] for node in nodes if ast.unparse(node.func).endswith("tensor")]
+    found = []
+    for one in given:
+        with suppress(ValueError, TypeError, SyntaxError):
+            found.append(ast.literal_eval(one))
+    return found
 
 
 def stored_between(source: Source, first: int, last: int) -> set[str]:

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, count, repeat
-from types import CodeType, FrameType, ModuleType
+from itertools import chain, count, islice, repeat
+from types import CodeType, FrameType, GetSetDescriptorType, ModuleType
 from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
 
 import torch
@@ -43,6 +43,8 @@ _OF_CELLS = ("In", "Out")
 """Where IPython keeps what cells were and gave."""
 _FARTHEST = 2
 """Over so many attributes and items a variable leads to a module, at most."""
+_MOST = 2000
+"""Things in the variables of a function, at most, that are looked at for a name: the program waits meanwhile."""
 
 _FEW = 100
 """Entries of a container that is looked into, at most: longer ones are data."""
@@ -133,6 +135,14 @@ def contents_of(container: Any) -> list[tuple[Any, Any]]:
     if kind.__len__(container) > _FEW:
         return []
     return list(dict.items(container)) if kind is dict else list(enumerate(kind.__iter__(container)))
+
+
+def attributes_of(thing: Any) -> list[tuple[str, Any]]:
+    """An object's own attributes. None of the user's code runs: a class may compute its `__dict__`, and raise, or keep there
+    what is no name."""
+    held = next((vars(kind)["__dict__"] for kind in type(thing).__mro__ if "__dict__" in vars(kind)), None)
+    found = held.__get__(thing) if type(held) is GetSetDescriptorType else {}
+    return [(key, one) for key, one in list(dict.items(found)) if type(key) is str]
 
 
 class Bindings(Generic[V]):
@@ -259,30 +269,30 @@ class Root:
 
 
 class Held(NamedTuple):
-    """A module that variables lead to: over how many things, and what it is called."""
+    """A thing that variables lead to, such as a module: over how many things, and what it is called."""
 
     far: int
     name: str
-    module: nn.Module
+    module: Any
 
 
 def modules_in(variables: Mapping[str, Any]) -> Iterator[Held]:
-    """The modules in variables, in their attributes and items, and in the items of these."""
-    for name, thing in variables.items():
-        if name.isidentifier() and name[:1] != "_" and name not in _OF_CELLS:
-            yield from _held(name, thing)
+    """The modules in variables, and then, of `_MOST` things, those in their attributes and items, and in items of these."""
+    named = [(n, thing) for n, thing in variables.items() if n.isidentifier() and n[:1] != "_" and n not in _OF_CELLS]
+    inside = chain.from_iterable(_inside(name, thing) for name, thing in named)
+    found = chain((Held(0, name, thing) for name, thing in named), islice(inside, _MOST))
+    return (one for one in found if is_a(one.module, nn.Module))
 
 
-def _held(name: str, thing: Any, far: int = 0) -> Iterator[Held]:
+def _inside(name: str, thing: Any, far: int = 0) -> Iterator[Held]:
     inside: Iterable[tuple[str, Any]] = ()
-    if is_a(thing, nn.Module):
-        yield Held(far, name, thing)
     if is_a(thing, (list, tuple, dict)) and far < _FARTHEST:
         inside = [(f"{name}.{key}", one) for key, one in contents_of(thing) if _is_word(key)]
     elif not far and not is_a(thing, (type, ModuleType, torch.Tensor)):
-        inside = [(key, one) for key, one in getattr(thing, "__dict__", {}).items() if key[:1] != "_"]
+        inside = [(key, one) for key, one in attributes_of(thing) if key[:1] != "_"]
     for path, one in inside:
-        yield from _held(path, one, far + 1)
+        yield Held(far + 1, path, one)
+        yield from _inside(path, one, far + 1)
 
 
 def _is_word(key: Any) -> bool:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten_with_path
 from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import HandedOn, Recording, Value, is_leaf
 from tracefuse.recording.hooks import Argument
-from tracefuse.recording.namespace import contents_of, is_a, listed
+from tracefuse.recording.namespace import attributes_of, contents_of, is_a, listed
 from tracefuse.recording.recorder import Recorder
 
 aten = torch.ops.aten
@@ -315,6 +315,6 @@ def _tensors_in(namespace: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
     """What a container or an object holds, as it is written."""
     if not is_a(thing, (list, tuple, dict)):
-        yield from ((f".{key}", one) for key, one in getattr(thing, "__dict__", {}).items())
+        yield from ((f".{key}", one) for key, one in attributes_of(thing))
     else:
         yield from ((f"[{key!r}]", one) for key, one in contents_of(thing) if isinstance(key, (int, str)))

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from tracefuse.distributed.sharded import local_of
 from tracefuse.recording.calls import BATCH_NORMS, Value, is_leaf, node_of
 from tracefuse.recording.memories import is_there
-from tracefuse.recording.namespace import is_a
+from tracefuse.recording.namespace import attributes_of, is_a
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.roles import OLD_GRADIENT, GradientOf, Roles, optimizers_of, roles_of, sharded_parameters
 from tracefuse.recording.thaw import Thaw
@@ -166,7 +166,7 @@ def _lists(namespace: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     for name, thing in namespace.items():
         if name.startswith("_") or is_a(thing, (type, ModuleType, torch.Tensor)):
             continue
-        held = getattr(thing, "__dict__", {}).items() if type(thing) is not list else ()
+        held = attributes_of(thing) if type(thing) is not list else ()
         yield from [(name, thing)] if type(thing) is list else ()
         yield from ((f"{name}.{key}", one) for key, one in list(held) if type(one) is list)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.optimizers.trace import origin
+from tracefuse.recording.namespace import modules_in
 from tracefuse.widgets.payload.program import payload
 
 
@@ -206,3 +208,42 @@ def test_an_exported_step_finds_the_tensors_of_two_models(tmp_path: Path) -> Non
     train()
     for p, mine in zip((*G.parameters(), *D.parameters()), ours, strict=True):
         torch.testing.assert_close(p.detach(), mine)
+
+
+class Computed:
+    """Its attributes are asked for by nobody but itself."""
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        raise RuntimeError("nothing is bound")
+
+
+class Shy:
+    def __getattribute__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
+class Open(dict[Any, Any]):
+    """Its items are its attributes, and some have no name."""
+
+    def __init__(self) -> None:
+        super().__init__({1: nn.Linear(2, 2), "tone": nn.Linear(2, 2)})
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize("kind", [Computed, Shy, Open])
+def test_objects_beside_modules_are_not_asked(kind: type[Any]) -> None:
+    odd, G, D = kind(), Generator(), Discriminator()
+    with tracefuse.capture() as c:
+        D(G(x())).sum().backward()
+    assert weights(c) == ["G.net.0.weight", "D.net.0.weight"]
+    assert type(odd) is kind
+
+
+def test_a_large_namespace_is_not_searched_to_its_end() -> None:
+    data = {f"data_{at}": [[0] * 99] * 99 for at in range(10_000)}
+    model, head = Generator(), Discriminator()
+    began = time.perf_counter()
+    found = list(modules_in({"first": [head], **data, "model": model, "last": {"head": head}}))
+    assert [(one.name, one.module) for one in found] == [("model", model), ("first.0", head)]
+    assert time.perf_counter() - began < 5  # to its end it takes minutes

@@ -506,6 +506,42 @@ def test_data_that_the_loop_changes_on_the_way_is_no_average(way: str, further: 
     check(Noised, further)
 
 
+class Reported(Loop):
+    """Lists of what was predicted and what was to be, of batches that nobody else holds: those lines are behind the update."""
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.pairs = getattr(self, "pairs", [])
+        batch = [x.clone(), y.clone()]
+        self.zero()
+        out = self.model(batch[0])
+        F.mse_loss(out, batch[1]).backward()
+        self.opt.step()
+        self.pairs.append((out.detach(), batch[1] * 2))
+
+
+class Written(Loop):
+    """Constants that stand in the lines of the update."""
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        self.loss(x, y).backward()
+        bias = self.model[3].bias
+        assert isinstance(bias, nn.Parameter)
+        assert bias.grad is not None
+        bias.grad.mul_(torch.tensor([1, 0.5, 0.25], dtype=torch.float64))
+        self.opt.step()
+        with torch.no_grad():
+            bias.clamp_(min=torch.tensor(-0.3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("further", [0, 1, 3])
+@pytest.mark.parametrize("kind", [Reported, Written], ids=lambda k: k.__name__)
+def test_what_is_reported_or_written_in_a_line_is_neither(kind: type[Loop], further: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(kind, further)
+
+
 def test_writing_to_what_stays_is_the_remedy() -> None:
     class InPlace(AveragedInList):
         def after(self) -> None:
