@@ -55,7 +55,7 @@ def _is_of_instances(node: fx.Node) -> bool:
     """Whether it is what an instance norm calls, with all samples as channels of one, and their statistics left apart."""
     given = arguments(producer(node))
     folded, running = given["input"], given.get("running_mean")
-    is_asked = "InstanceNorm" in origin(node).module_type
+    is_asked = origin(node).is_torchs and "InstanceNorm" in origin(node).module_type
     return is_asked or (running is None and is_view(folded) and val(folded).shape[0] == 1)
 
 
