@@ -163,6 +163,13 @@ def test_what_a_loop_over_a_dict_left_is_no_name_for_one_of_its_modules() -> Non
     assert weights(c) == ["first.net.0.weight", "second.net.0.weight"]
 
 
+def test_the_view_is_told_what_stands_beside_the_model() -> None:
+    model, bce = Generator(), nn.BCEWithLogitsLoss()
+    with tracefuse.capture() as c:
+        bce(model(x()), torch.ones(3, 4)).backward()
+    assert payload(c.optimize())["roots"] == ["bce"]
+
+
 def test_parts_of_one_module_have_their_paths_in_it() -> None:
     both = Both()
     with tracefuse.capture() as c:
