@@ -12,8 +12,8 @@ from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import convolutions_of, line_saying, with_backward
 from tracefuse.lint.spared import with_kernels
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
-from tracefuse.optimizers.ops import arguments, behind_views, grouped, is_getitem, producer, readers
-from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, val
+from tracefuse.optimizers.ops import arguments, behind_views, grouped, is_getitem, is_view, producer, readers
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, origin, val
 from tracefuse.tables.folding import work
 from tracefuse.text import counted
 
@@ -28,7 +28,7 @@ _BATCH_NORMS = {
 
 def batch_norms_of_few(case: Case) -> Iterator[Finding]:
     """Batch norm that takes its statistics from a handful of values."""
-    norms = [n for n in case.own_ops if packet_name(n) in _BATCH_NORMS and _is_training(n)]
+    norms = [n for n in case.own_ops if packet_name(n) in _BATCH_NORMS and _is_training(n) and not _is_of_instances(n)]
     few = [n for n in norms if _per_channel(n) <= FEWEST_VALUES or _samples(n) < FEWEST_SAMPLES]
     for at, group in grouped(few, line_of).items():
         least = min(group, key=_per_channel)
@@ -51,6 +51,14 @@ def _is_training(node: fx.Node) -> bool:
     return bool(given.get("training", given.get("train", True)))
 
 
+def _is_of_instances(node: fx.Node) -> bool:
+    """Whether it is what an instance norm calls, with all samples as channels of one, and their statistics left apart."""
+    given = arguments(producer(node))
+    folded, running = given["input"], given.get("running_mean")
+    is_asked = origin(node).is_torchs and "InstanceNorm" in origin(node).module_type
+    return is_asked or (running is None and is_view(folded) and val(folded).shape[0] == 1)
+
+
 def _samples(node: fx.Node) -> int:
     return int(val(node.args[0]).shape[0])  # type: ignore[arg-type]
 
@@ -61,28 +69,36 @@ def _per_channel(node: fx.Node) -> int:
 
 
 def biases_before_batch_norm(case: Case) -> Iterator[Finding]:
-    """A bias that batch norm subtracts again."""
+    """A bias that batch norm, or instance norm, subtracts again."""
     ops = [n for n in case.own_ops if work(n) == "convolution" and n.args[2] is not None and _goes_into_batch_norm(n)]
     for at, group in grouped(ops, line_of).items():
         # On a GPU the bias is an op of its own, as is its gradient's sum.
         late = [n for n in with_backward(case, group) if n not in group and work(n) == "convolution"]
         moved = sum(3 * nbytes(n) for n in group) if late else sum(2 * nbytes(n) for n in group)
+        norm = "instance norm" if all(_is_of_instances(r) for n in group for r in _read_by(n)) else "batch norm"
+        spared = (
+            "which has a bias of its own" if norm == "batch norm" else "which adds one of its own where `affine=True`"
+        )
         us = moved / max(sum(map(bytes_moved, group)), 1) * case.us(group)
         yield from case.finding(
             "bias-before-batch-norm",
             case.severity(us) and "low",
-            f"the bias of {convolutions_of(group)} is subtracted by the batch norm behind",
+            f"the bias of {convolutions_of(group)} is subtracted by the {norm} behind",
             (("moved", human_bytes(moved)),),
             group,
             at,
-            "`nn.Conv2d(…, bias=False)` before a batch norm, which has a bias of its own",
+            f"`nn.Conv2d(…, bias=False)` before {'an' if norm[0] == 'i' else 'a'} {norm}, {spared}",
             us,
             said="at most {}",
         )
 
 
+def _read_by(node: fx.Node) -> list[fx.Node]:
+    return [r for r in readers(node) if r.op != "output" and "backward" not in packet_name(r)]
+
+
 def _goes_into_batch_norm(node: fx.Node) -> bool:
-    read = [r for r in readers(node) if r.op != "output" and "backward" not in packet_name(r)]
+    read = _read_by(node)
     return bool(read) and all(packet_name(r) in _BATCH_NORMS and _is_training(r) for r in read)
 
 

@@ -332,10 +332,21 @@ def named(
     tops, within = _parts_of_one({at: roots[at] for at in used}, held)
     each = list(dict.fromkeys(tops.values()))
     called = {top: tuple(dict.fromkeys((*_names_in(held, top.module()), *top.called))) for top in each}
+    called = _like_siblings(called)
     model = _model(each, {tops[at] for at in ran})
     taken = {path.split(".")[0] for at, path in paths if at in tops and tops[at] is model}
     names = _distinct(called, model, taken)
     return {at: Name(names.get(top, ""), within.get(at, "")) for at, top in tops.items()}
+
+
+def _like_siblings(called: Mapping[Root, tuple[str, ...]]) -> dict[Root, tuple[str, ...]]:
+    """Of a module in a container whose other modules are called as its items alone, the item comes first: a variable that
+    names it too is what a loop over the container left, mostly."""
+    alone = {names[0].rpartition(".")[0] for names in called.values() if names} - {""}
+    return {
+        root: tuple(sorted(names, key=lambda name: name.rpartition(".")[0] not in alone))
+        for root, names in called.items()
+    }
 
 
 def _parts_of_one(used: Mapping[int, Root], held: Iterable[Held]) -> tuple[dict[int, Root], dict[int, str]]:

@@ -68,7 +68,7 @@ class Difference:
     """How another step differs from the captured one: operators that only it has and that it lacks, by name, how many read
     other shapes, and what varies. `of_tensors` are those that only one of the two has and that compute with more than single
     numbers, `changes` those of them that write to such tensors outside of modules, each with its line: what the last step runs
-    behind all that the captured one has is none, for the loop may be over."""
+    behind all that the captured one has is none, for the loop may be over. `lines` are those that only one of the two ran."""
 
     more: tuple[str, ...] = ()
     fewer: tuple[str, ...] = ()
@@ -76,6 +76,7 @@ class Difference:
     varying: tuple[Varying, ...] = ()
     of_tensors: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.more or self.fewer or self.shapes or self.varying)
@@ -112,7 +113,9 @@ def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: boo
     of_tensors = tuple(str(one.func) for one in alone if one.reads_tensors())
     is_over = is_last and _same_length(captured, other) == len(captured)
     changes = () if is_over else tuple(f"{one.func} ({one.source})" for one in alone if one.is_change)
-    return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors, changes)
+    in_both = {one.source for one in captured} & {one.source for one in other}
+    lines = tuple(dict.fromkeys(str(one.source) for one in alone if one.source and one.source not in in_both))
+    return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors, changes, lines)
 
 
 def paired(captured: Sequence[StepOp], other: Sequence[StepOp]) -> Iterator[tuple[int, int]]:

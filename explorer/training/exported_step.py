@@ -210,6 +210,9 @@ class Bound:
             return self.rate(name)
         if name in CONSTANTS:
             return self.made.setdefault(name, torch.tensor(CONSTANTS[name][0], dtype=CONSTANTS[name][1]))
+        if name in EMPTY:
+            shape, dtype, device = EMPTY[name]
+            return self.made.setdefault(name, torch.empty(shape, dtype=dtype, device=device))
         if kind == "state":
             key, _, path = source.partition(" of ")
             entries = [one.state[named[path]] for one in self.optimizers if path in named and named[path] in one.state]

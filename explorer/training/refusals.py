@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -34,6 +35,9 @@ YOURS = (
 BATCH = "where it is a batch, let a `torch.utils.data.DataLoader` take it out of the data: its batches are inputs of the step"
 READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and compute with the tensor (`t.detach()`)"
 MADE = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
+
+MOST_LINES = 2
+"""Named of those that only some steps run."""
 
 
 def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Steps | None) -> None:
@@ -140,10 +144,14 @@ def _check_repeats(steps: Steps) -> None:
     or logs single numbers may differ, and in the steps behind the next one what only computes, as a validation does."""
     other = steps.next_difference
     if other is not None and other.of_tensors:
+        # A rate that a schedule changes is followed, and is no other op.
+        other = replace(other, varying=tuple(one for one in other.varying if not is_followed(one.op, one.argument)))
+        lines = " and ".join(other.lines[:MOST_LINES])
+        at = f", in {lines}" if lines else ""
         raise ExportError(
-            f"the step after step {steps.captured} ran other ops: {other}. A compiled step runs the same ones at each call: "
-            "capture one that is repeated by the next (`tracefuse.capture_step(n=…)`), or leave what only some steps run "
-            "out of the loop that is captured, and call it yourself behind the compiled step."
+            f"the step after step {steps.captured} ran other ops: {other}{at}. A compiled step runs the same ones at each "
+            "call: capture one that is repeated by the next (`tracefuse.capture_step(n=…)`), or leave what only some steps "
+            "run out of the loop that is captured, and call it yourself behind the compiled step."
         )
     if changes := [one for difference in steps.further for one in difference.changes]:
         raise ExportError(

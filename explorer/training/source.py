@@ -75,21 +75,27 @@ def _read(update: Trace) -> Trace:
 
 def data_of(joint: Trace, update: Trace) -> list[int]:
     """Positions of the forward's inputs that are data, in the order in which a step takes it: no module's and no optimizer's,
-    and nothing that the step writes. A number without a name that the update reads too is a constant."""
+    and nothing that the step writes. A number without a name that the update reads too is a constant, and so is an empty
+    tensor without one, which a library makes to append to."""
     forward = joint.split()[0]
     outputs, read = (*forward.outputs, *update.outputs), {i.name for i in update.inputs}
     written = {out.of for out in outputs if out.kind != "result"}  # a result may be called as what it came of
 
-    def is_number(at: int) -> bool:
-        return _is_number(forward.inputs[at].name, val(forward.placeholders[at]))
+    def is_constant(at: int) -> bool:
+        name, tensor = forward.inputs[at].name, val(forward.placeholders[at])
+        return _is_empty(name, tensor) or (name in read and _is_number(name, tensor))
 
     places = {i.name: at for at, i in enumerate(forward.inputs) if i.kind == "input" and i.name not in written}
-    found = {name for name, at in places.items() if not (name in read and is_number(at))}
+    found = {name for name, at in places.items() if not is_constant(at)}
     return [places[one.name] for one in as_read(joint, [one for one in joint.placeholders if one.name in found])]
 
 
 def _is_number(name: str, tensor: torch.Tensor) -> bool:
     return is_unnamed(name) and tensor.dim() == 0 and tensor.device.type == "cpu"
+
+
+def _is_empty(name: str, tensor: torch.Tensor) -> bool:
+    return is_unnamed(name) and not tensor.numel()
 
 
 def optimizers_of(update: CapturedProgram) -> list[Stepped]:
@@ -162,6 +168,7 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"OPTIMIZERS = {_options(program, rates)}"
     yield f"KINDS = { {i.name: i.kind for i in forward.inputs}!r}"
     yield f"CONSTANTS = {_constants(program)}"
+    yield f"EMPTY = {_empty(forward)}"
     yield f"COTANGENT_DTYPES = {_cotangent_dtypes(captured)}"
     yield "UPDATE_DRAWN = {"
     yield from _drawn(program)
@@ -281,6 +288,13 @@ def _constants(update: CapturedProgram) -> str:
     pairs = _examples(update).items()
     found = {name: (tensor.item(), tensor.dtype) for name, tensor in pairs if _is_number(name, tensor)}
     return "{" + ", ".join(f"{name!r}: ({literal(number)}, {dtype})" for name, (number, dtype) in found.items()) + "}"
+
+
+def _empty(forward: Trace) -> str:
+    """Inputs without a name and without a number in them, of which a shape tells all."""
+    found = {p.name: val(p) for p in forward.placeholders if _is_empty(p.name, val(p))}
+    rows = (f"{name!r}: ({tuple(one.shape)!r}, {one.dtype}, {str(one.device)!r})" for name, one in found.items())
+    return "{" + ", ".join(rows) + "}"
 
 
 def _examples(update: CapturedProgram) -> dict[str, torch.Tensor]:

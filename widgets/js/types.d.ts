@@ -370,6 +370,8 @@ interface Payload {
   steps: { said: string; each: string } | null;
   /** Why no ratio and no slowest module is told; "" where both are. */
   no_verdict: string;
+  /** What paths of outermost modules begin with, but for the model that needs no name. */
+  roots: string[];
   runs_triton: boolean;
   passes: PassRecord[];
   summary: {

@@ -53,6 +53,8 @@ def _nothing_for(name: str, variant: Variant) -> str:
         return "no concatenation in this step"
     if name == "pad":
         return _nothing_to_pad(variant)
+    if name == "optimizer_step" and variant.program.uncut:
+        return f"its optimizer is not told apart from the step: {variant.program.uncut}"
     if name == "optimizer_step" and variant.program.update is None:
         return "no optimizer in this step: call optimizer.step() in what is captured"
     if name in ("decompose", "linear_cross_entropy") and not any(

@@ -421,3 +421,24 @@ def test_a_finding_in_a_library_is_at_the_line_that_called_it() -> None:
     assert inside
     assert all(one.source.endswith("# the project's") for one in inside)
     assert all("site-packages" not in one.source for one in found)
+
+
+def by_the_function() -> nn.Module:
+    class Normed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.instance_norm(x)
+
+    return Normed()
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize(
+    "norm", [lambda: nn.InstanceNorm2d(6), lambda: nn.InstanceNorm2d(6, affine=True), by_the_function]
+)
+def test_an_instance_norm_is_no_batch_norm_of_one_sample(norm: Callable[[], nn.Module], samples: int) -> None:
+    """ATen computes it as a batch norm of one sample, whose channels are all samples'."""
+    model, x = nn.Sequential(nn.Conv2d(3, 6, 3), norm()), torch.randn(samples, 3, 32, 32)
+    found = {one.id: one for one in diagnose(case(tracefuse.capture(lambda: model(x).square().mean().backward())))}
+    assert "batch-norm-few-samples" not in found
+    assert "instance norm behind" in found["bias-before-batch-norm"].title
+    assert "before an instance norm" in found["bias-before-batch-norm"].fix

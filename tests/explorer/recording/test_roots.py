@@ -151,6 +151,27 @@ def test_items_and_attributes_are_names() -> None:
     assert weights(c) == ["nets.0.net.0.weight", "nets.1.net.0.weight"]
 
 
+def test_what_a_loop_over_a_dict_left_is_no_name_for_one_of_its_modules() -> None:
+    nets = {"A": Generator(), "B": Generator()}
+    for net in nets.values():
+        net.train()
+    with tracefuse.capture() as c:
+        (nets["A"](x()) - nets["B"](x())).sum().backward()
+    assert weights(c) == ["nets.A.net.0.weight", "nets.B.net.0.weight"]
+    del net
+    first, second = nets.values()
+    with tracefuse.capture() as c:
+        (first(x()) - second(x())).sum().backward()
+    assert weights(c) == ["first.net.0.weight", "second.net.0.weight"]
+
+
+def test_the_view_is_told_what_stands_beside_the_model() -> None:
+    model, bce = Generator(), nn.BCEWithLogitsLoss()
+    with tracefuse.capture() as c:
+        bce(model(x()), torch.ones(3, 4)).backward()
+    assert payload(c.optimize())["roots"] == ["bce"]
+
+
 def test_parts_of_one_module_have_their_paths_in_it() -> None:
     both = Both()
     with tracefuse.capture() as c:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,3 +258,46 @@ def test_a_loss_that_is_scaled_is_returned_by_a_name_that_says_so_and_itself_whe
     model.load_state_dict(before)
     loss = steps(1)
     assert [float(one) for one in found] == pytest.approx([loss, factor * loss])
+
+
+class Cached(nn.Module):
+    """It appends to an empty tensor, as a library's cache of keys does, which it makes anew at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.tensor([]), self.layer(x)])
+
+
+def test_an_empty_tensor_without_a_name_is_no_data(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, data = Cached(), [torch.randn(2, 4) for _ in range(5)]
+    opt = optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+    def train(x: Tensor) -> Tensor:
+        opt.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    with tracefuse.capture_step(n=3) as c:
+        for x in data:
+            train(x)
+    v = c.optimize(simplify=False)
+    step = v.compile()
+    assert step.inputs == ("x",)
+    spec = importlib.util.spec_from_file_location("cached_step", v.export(tmp_path / "cached_step.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    exported = module.bind(model, opt)
+    for one in (step, exported):
+        before = copy.deepcopy((model.state_dict(), opt.state_dict()))
+        wanted = [train(x) for x in data]
+        model.load_state_dict(before[0])
+        opt.load_state_dict(before[1])
+        torch.testing.assert_close([one(x) for x in data], wanted)

@@ -203,7 +203,7 @@ REFUSED = {
     Advantages: (r": leave out the `.item\(\)`, .* it \(.*:\d+  return said.item\(\)\), .*`t.detach\(\)`", DetachedAdvantages),
     Scaled: (r"; where it is made of what the host reads of a tensor in .*:\d+  return said.item\(\) / 2, ", DetachedScaled),
     InTurn: (r"reads other parameters than this one .*head\(self.model\(x\)\).*compile one that runs all", Together),
-    Rollouts: (r"ran other ops: .* capture one that is repeated by the next", None),
+    Rollouts: (r"ran other ops: [^:]*, in .*:\d+  self.old = self.model\(2 \* x\)\. .* capture one that is repeated", None),
 }  # fmt: skip
 
 

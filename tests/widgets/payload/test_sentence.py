@@ -292,6 +292,18 @@ def test_every_pass_that_changed_nothing_says_what_it_would_need() -> None:
     assert needs(payload(variant().with_config(fuse=False)))["decompose"] == "off: needs fuse"
 
 
+def test_a_step_that_is_not_cut_at_its_optimizer_is_not_said_to_have_none() -> None:
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tracefuse.capture() as c:
+        model(x).square().mean().backward()
+        optimizer.step()
+        model(x).square().mean().backward()
+    said = needs(payload(c.optimize()))["optimizer_step"]
+    assert "no optimizer" not in said
+    assert "not told apart from the step: the program goes on" in said
+
+
 def test_freezing_says_what_it_would_save_and_does() -> None:
     shown = payload(variant())
     (row,) = [one for one in shown["passes"] if one["name"] == "freeze"]

@@ -86,10 +86,12 @@ export function buildTree(payload) {
   /** @type {Tree} */
   const tree = { top: [], home: new Map(), modules: [], folds: new Map(payload.layers.map(({ path, folded }) => [path, folded])), total: nothing() };
   const context = { payload, rank, structures: new Map(), tree };
-  finish(root, context);
-  finish(outside, context);
+  // Where the model has no name, others stand beside it: what has a name is no part of what has none.
+  const beside = root.children.filter(({ path }) => !root.type || payload.roots.some((name) => `${name}.`.startsWith(`${path}.`)));
+  root.children = root.children.filter((one) => !beside.includes(one));
+  for (const one of [root, ...beside, outside]) finish(one, context);
   splitLines(outside, context);
-  tree.top = [...(root.type ? [root] : root.children), ...outside.children].sort(byRank);
+  tree.top = [...(root.type ? [root] : []), ...beside, ...outside.children].sort(byRank);
   for (const one of tree.top) {
     one.parent = null;
     add(tree.total, one.sums);

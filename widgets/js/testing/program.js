@@ -46,6 +46,7 @@ export function program() {
     forward: { lines: [{ kind: "op", value: "scale", diff: "-" }, { kind: "op", value: "added", diff: "+" }, { kind: "op", value: "mm_0", diff: "-" }, { kind: "op", value: "mm_0", diff: "~" }] },
     backward: { lines: [] },
     update: null,
+    roots: [],
     unused: { provenance: "modelled", ops: [] },
     layers: [
       row({ module_type: "GPT", forward_us: [1, 0] }),

@@ -33,6 +33,15 @@ test("a folded row sums its layers; inside are the ops of the first, or of the s
   assert.equal(row.group.shown.path, "h.1.up");
 });
 
+test("a module with a name of its own stands beside the model that has none", () => {
+  const payload = program();
+  for (const name of ["loss", "dloss"]) Object.assign(payload.values[name], { module: "losses.pixel", module_type: "MSELoss" });
+  assert.deepEqual(buildTree({ ...payload, roots: ["losses.pixel"] }).top.map(({ name, children }) => [name || "model", children.map((one) => one.name)]).slice(0, 2), [
+    ["model", ["7: x = x * 2", "h"]],
+    ["losses", ["pixel"]],
+  ]);
+});
+
 test("apart, each layer has a row", () => {
   assert.deepEqual(rows({ apart: new Set([FOLD]) }).slice(2, 7), ["  h.0 … h.2", "    (note)", "    h.0", "    h.1", "    h.2"]);
 });
