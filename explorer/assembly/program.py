@@ -80,7 +80,7 @@ class Carried:
     one, in the line `source`: the step made it, or read it elsewhere, or the program gave the first one up. `of_one` says
     whether that is a single number, `adds` whether it is computed from what was there before. Of a buffer that nothing was
     seen to read (`is_put`) it is the line that made it, and so it is of one that Python makes of a number (`is_number`), which
-    may be another in each step."""
+    may be another in each step. Of data that the update alone reads (`is_data`) it is the line that reads it."""
 
     name: str
     source: Source | None
@@ -88,6 +88,7 @@ class Carried:
     adds: bool
     is_put: bool = False
     is_number: bool = False
+    is_data: bool = False
 
 
 Replayed = Callable[["CapturedProgram"], tuple[torch.Tensor, ...]]
@@ -323,6 +324,10 @@ def _carried(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, st
         found = next((known[value] for known in names if value in known), "")
         adds = there.base in _computed_from({value.base}, recording.calls)
         yield Carried(found, source or _stored(recorder, value), math.prod(there.shape) == 1, adds)
+    for value in recording.others - recording.carried.keys():
+        late = next((known[value] for known in names[1:] if value in known), "")
+        if late and value not in names[0] and roles.sources.get(value, ("", ""))[0] == "input":
+            yield Carried(late, _reader(recording, value), math.prod(value.shape) == 1, adds=False, is_data=True)
     yield from _given_up(recorder, ended, names)
     inside = {value.base for value in recording.externals}
     computed = _computed_from(inside, recording.calls, with_draws=True) if roles.put else set()
@@ -375,8 +380,13 @@ def _given_up(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, s
         reached &= trained if value in names[0] else of_modules
         after = [source for source, one in like if one.base in reached]
         if after or (found and value not in names[0]):
-            read = [call.origin.source for call in recording.calls if value in call.reads()][:1]
-            yield Carried(found, (after or read or [None])[-1], math.prod(value.shape) == 1, bool(after))
+            source = after[-1] if after else _reader(recording, value)
+            yield Carried(found, source, math.prod(value.shape) == 1, bool(after))
+
+
+def _reader(recording: Recording, value: Value) -> Source | None:
+    """The line that reads the value first."""
+    return next((call.origin.source for call in recording.calls if value in call.reads()), None)
 
 
 def _is_written(call: Call, recording: Recording) -> bool:

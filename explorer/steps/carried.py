@@ -1,5 +1,5 @@
 """What one step leaves to the next otherwise than by writing to what was there: tensors that it made, and the next one
-read, or that it found elsewhere than the next one."""
+read, or that it found elsewhere than the next one, which may find others there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from tracefuse.recording.calls import Call, HandedOn, Recording, Value
 from tracefuse.steps.stream import StepOp
 from tracefuse.steps.varying import paired
 
-ReadAgain = tuple[StepOp, int, Value]
-"""An operator of the next step, the place among the tensors that it reads, and what of the captured step is there."""
+ReadAgain = tuple[StepOp, int, Value | None]
+"""An operator of the next step, the place among the tensors that it reads, and what of the captured step is there; None for
+a tensor that the captured step never met, and the next one has not made."""
 
 
 def note_carried(
@@ -21,7 +22,7 @@ def note_carried(
     again: Sequence[ReadAgain],
 ) -> None:
     """Note in the `recording` of the captured step, where `ran` is the operators that it is made of, in whose place the other
-    one has read what it made, or another one of those that it read."""
+    one has read what it made, another one of those that it read, or one that it never met."""
     if not again:
         return
     twins = {id(other[there]): ran[at] for at, there in paired(captured, other)}
@@ -29,7 +30,11 @@ def note_carried(
         twin = twins.get(id(op))
         reads = [] if twin is None else twin.reads()
         read = _external(reads[at], recording) if len(reads) == op.reads() else None
-        if read is not None and found.base is not read.base and found.memory != read.memory:
+        if read is None:
+            continue
+        if found is None:
+            recording.others.add(read)
+        elif found.base is not read.base and found.memory != read.memory:
             recording.carried.setdefault(read, HandedOn(found, op.source))
 
 

@@ -232,7 +232,8 @@ class StepRecorder(Recorder):
 
     def _note_given(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> None:
         memory_of = self.values.memories.of
-        self._given = set(map(memory_of, given))
+        # What Python makes of numbers is new, wherever they stand.
+        self._given = set() if func is torch.ops.aten.lift_fresh.default else set(map(memory_of, given))
         is_inside = is_in_engine() or bool(self.modules.current().kind) or any(t.requires_grad for t in given)
         self._is_computing = is_inside or not self._given.isdisjoint(self._computed)
         if self._is_computing:
@@ -254,9 +255,12 @@ class StepRecorder(Recorder):
         found = [(at, captured.met(t)) for at, t in enumerate(given)]
         if any(isinstance(given[at], torch.nn.Parameter) and value is None for at, value in found):
             self.other_weights = self.other_weights or op.source
-        known = [(at, value) for at, value in found if value is not None]
-        self.read_again += [(op, at, value) for at, value in known]
-        if op.source is not None and any(value.base not in captured.recording.externals for _, value in known):
+        memory_of = self.values.memories.of
+        is_number = op.func is torch.ops.aten.lift_fresh.default
+        noted = [(at, value) for at, value in found if value is not None or memory_of(given[at]) not in self._fresh]
+        self.read_again += [(op, at, value) for at, value in noted if value is not None or not is_number]
+        known = [value for _, value in noted if value is not None]
+        if op.source is not None and any(value.base not in captured.recording.externals for value in known):
             self.carried.add(op.source)
 
     def _is_loading(self) -> bool:

@@ -192,14 +192,21 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
                 "read, and a compiled step writes only to tensors that it reads: write to it (`with torch.no_grad(): "
                 "kept.copy_(new)`), or keep it as a plain attribute where nobody needs it."
             )
+        if one.is_data and one.name not in given:
+            raise ExportError(
+                f"the update reads another tensor in each step{where(one.source)}, and a compiled step is given what its "
+                "forward reads: where it is data, let the model's forward read it, or leave the line out of the loop that is "
+                "captured, and call it yourself behind the compiled step; else make it once, before the loop, and write to it "
+                "(`with torch.no_grad(): kept.copy_(new)`)."
+            )
         kind = kinds.get(one.name, "")
         is_lost = not one.name and one.adds and not one.of_one
         is_kept = kind in ("parameter", "buffer", "state", "input")
         if one.name not in given and not one.is_number and (is_lost or is_kept):
-            if given := gives_memory(one.source.text if one.source else ""):
+            if moved := gives_memory(one.source.text if one.source else ""):
                 raise ExportError(
-                    f"`{given.written}` gives a tensor other memory{where(one.source)}, which the next step reads, and a "
-                    f"compiled step finds and writes only tensors that stay: {given.instead}."
+                    f"`{moved.written}` gives a tensor other memory{where(one.source)}, which the next step reads, and a "
+                    f"compiled step finds and writes only tensors that stay: {moved.instead}."
                 )
             called = sources[one.name] if kind and not is_unnamed(one.name) else "a tensor that no module has"
             what = f"{called}, in whose place"

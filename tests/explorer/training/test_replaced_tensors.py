@@ -420,6 +420,30 @@ def test_of_the_last_step_of_a_loop_what_python_has_given_up_is_refused(kind: ty
         captured(kind(), data_of(3)).compile()
 
 
+class Groups(Loop):
+    """A sum of losses by group, and the groups are data that the forward does not read."""
+
+    def more(self) -> None:
+        self.sums = torch.zeros(4, dtype=torch.float64)
+        self.groups = [torch.randint(0, 4, (8,)) for _ in range(8)]
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = super().loss(x, y)
+        self.per = (loss.detach() * torch.ones(8)).double()
+        return loss
+
+    def after(self) -> None:
+        self.groups.append(self.groups.pop(0))
+        self.sums.index_add_(0, self.groups[0], self.per)
+
+
+@pytest.mark.parametrize("further", [1, 3])
+def test_data_that_the_update_alone_reads_is_refused_with_its_line(further: int) -> None:
+    wanted = r"another tensor in each step.*self\.sums\.index_add_.*call it yourself behind the compiled step"
+    with pytest.raises(ExportError, match=wanted):
+        captured(Groups(), data_of(3 + further)).compile()
+
+
 class Logged(Loop):
     """A number that is logged, and that Python makes anew."""
 
@@ -482,7 +506,7 @@ class WarmedByPython(AveragedData):
 
 @pytest.mark.parametrize("further", [0, 1, 3])
 def test_what_python_makes_anew_for_the_update_is_refused_or_told(further: int) -> None:
-    with pytest.raises(ExportError, match=r"in whose place.*self\.random\.normal.*kept\.copy_\(new\)"):
+    with pytest.raises(ExportError, match=r"(in whose place|another tensor).*self\.random\.normal.*kept\.copy_\(new\)"):
         captured(NoiseOfNumpy(), data_of(3 + further)).compile()
     step = captured(loop := WarmedByPython(), data_of(loop.n + further))
     with pytest.warns(UserWarning, match=r"torch\.tensor\(1 / .*makes a tensor of a number.*`count\.add_\(1\)`"):
