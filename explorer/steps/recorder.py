@@ -8,6 +8,7 @@ done        whatever runs is handed on
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -169,6 +170,14 @@ class StepRecorder(Recorder):
         value = self.values.value_of(tensor)
         return None if value is None or value in self.recording.gradients.values() else value
 
+    def has_met_memory(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies where this step has read one."""
+        return self.values.memories.of(tensor) in self._met_memories
+
+    @functools.cached_property
+    def _met_memories(self) -> set[int | None]:
+        return {value.memory for value in self.recording.externals}
+
     def end(self) -> None:
         """The step is over: note who is who while its tensors are there."""
         if self.stage != "after":
@@ -255,13 +264,18 @@ class StepRecorder(Recorder):
         found = [(at, captured.met(t)) for at, t in enumerate(given)]
         if any(isinstance(given[at], torch.nn.Parameter) and value is None for at, value in found):
             self.other_weights = self.other_weights or op.source
-        memory_of = self.values.memories.of
         is_number = op.func is torch.ops.aten.lift_fresh.default
-        noted = [(at, value) for at, value in found if value is not None or memory_of(given[at]) not in self._fresh]
-        self.read_again += [(op, at, value) for at, value in noted if value is not None or not is_number]
-        known = [value for _, value in noted if value is not None]
+        self.read_again += [
+            (op, at, value)
+            for at, value in found
+            if value is not None or not (is_number or self._is_made(given[at]) or captured.has_met_memory(given[at]))
+        ]
+        known = [value for _, value in found if value is not None]
         if op.source is not None and any(value.base not in captured.recording.externals for value in known):
             self.carried.add(op.source)
+
+    def _is_made(self, tensor: torch.Tensor) -> bool:
+        return self.values.memories.of(tensor) in self._fresh
 
     def _is_loading(self) -> bool:
         """Whether a batch is being fetched: what a `DataLoader` yields is data, whichever step it is for."""
