@@ -48,7 +48,7 @@ export class FindingsPanel {
   /** Where the host launches ops for longer than they run, their time tells little. @param {Finding} one */
   launched({ values }) {
     const { clock, summary } = /** @type {Payload} */ (this.payload);
-    if (clock.launch_us === null || values.length === 0) return null;
+    if (!clock?.launch_us || values.length === 0) return null;
     return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${plural(values.length, "op")} of the ${summary.ops[0].toLocaleString("en")} as captured. Launching takes longer here than running: what counts is how many ops a fix spares.`);
   }
 
