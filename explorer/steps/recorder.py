@@ -228,6 +228,10 @@ class StepRecorder(Recorder):
             self._may_wait(call)
         return call
 
+    def _check_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None) -> None:
+        if self.stage != "done":  # The next step's recorder knows the modules that run.
+            super()._check_order(func, args, kwargs, call)
+
     def _is_change(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the operator writes, outside of modules, to more than a number that was there before the step."""
         if self.modules.current().kind or not facts_of(func).may_write:
