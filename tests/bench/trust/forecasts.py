@@ -4,7 +4,8 @@
     python tests/bench/trust/forecasts.py --small --case gpt_bf16 --case stack
 
 Of each program (`cases/step_programs.py`) the captured step and the one with all passes are measured, as *Measure* does. Each
-toggle is then predicted from these two, and measured, as a share of the captured step in the same rounds. An error is
+toggle is predicted from these two. It is then measured beside the step of all passes in the same rounds, since a host that
+slows down between two measurements looks like a toggle that does something. Steps are shares of the captured one. An error is
 predicted over measured, less 1. A sign is judged where the toggle changes the step of all passes by more than 3 %: it is right
 where the prediction changes it the same way. With `--check` the status is 1 where the median error is over 8 %, or fewer than
 95 % of the signs are right.
@@ -24,7 +25,6 @@ from results import environment, parser, write
 
 from tracefuse.captures import Capture
 from tracefuse.text import aligned
-from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import steps
 from tracefuse.widgets.payload.measured import Measured
 
@@ -33,7 +33,12 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "remat off": {"remat": None},
     "remat 0": {"remat": 0.0},
     "budget 50 %": {"memory_budget": 0.5},
-    "all but fuse": {"cat": False, "decompose": False, "pad": False, "simplify": False},
+    "budget 25 %": {"memory_budget": 0.25},
+    "cat off": {"cat": False},
+    "decompose off": {"decompose": False},
+    "pad off": {"pad": False},
+    "simplify off": {"simplify": False},
+    "linear_cross_entropy off": {"linear_cross_entropy": False},
 }
 SEEN = 0.03
 """The least change of the step whose sign is judged."""
@@ -65,9 +70,12 @@ def main() -> None:
 
 
 def forecasts(capture: Capture, budget_s: float) -> list[dict[str, Any]]:
-    """A row for each toggle that changes the program; steps are in units of the captured one, in the same rounds."""
+    """A row for each toggle that changes the program; steps are in units of the captured one."""
     full, kept = capture.optimize(), Measured()
-    full_step = step(kept, full, budget_s)
+    full.measure(budget_s=budget_s)
+    kept.note(full, None)
+    timed = steps(kept.known)
+    full_step = timed[full.config] / timed[full.baseline.config]
     kept.profile(full)
     rows = []
     for name, changes in TOGGLES.items():
@@ -75,21 +83,13 @@ def forecasts(capture: Capture, budget_s: float) -> list[dict[str, Any]]:
         forecast = kept.clocks.forecast(toggled)
         if forecast is None:  # the same program
             continue
-        measured = step(Measured(), toggled, budget_s)  # what is measured of one toggle predicts none of the others
-        change = measured / full_step - 1
+        ratio = toggled.measure(budget_s=budget_s, against=full).program("optimised").ratios["step"]
+        change, measured = ratio.median - 1, full_step * ratio.median
         is_right = None if abs(change) <= SEEN else (forecast - full_step) * change > 0
         rows.append({"toggle": name, "full": full_step, "predicted": forecast, "measured": measured})
-        rows[-1] |= {"error": forecast / measured - 1, "is_right": is_right}
+        rows[-1] |= {"change": [ratio.low - 1, ratio.high - 1], "error": forecast / measured - 1, "is_right": is_right}
         print(f"{name}: {forecast:.4g} of the captured step predicted, {measured:.4g} measured", flush=True)
     return rows
-
-
-def step(kept: Measured, variant: Variant, budget_s: float) -> float:
-    """The step over the captured one, as `Variant.measure` times both, noted in `kept`."""
-    variant.measure(budget_s=budget_s)
-    kept.note(variant, None)
-    timed = steps(kept.known)
-    return timed[variant.config] / timed[variant.baseline.config]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
