@@ -20,6 +20,7 @@ from tracefuse.optimizers.trace import Trace
 from tracefuse.steps.steps import Steps
 from tracefuse.timeline.measurements import Measurements
 from tracefuse.training.batches import with_batches
+from tracefuse.training.counted import with_counted
 from tracefuse.training.gradients import with_half_gradients
 from tracefuse.training.rates import with_rates
 
@@ -72,7 +73,7 @@ class Shared(ABC, Generic[V]):
     def followed_updates(self) -> Shared[V] | None:
         """The update as a step is compiled: what changes from step to step is an input of it."""
         update = self.followed.program.update
-        return None if update is None else self.of(with_rates(update), ".update")
+        return None if update is None else self.of(with_counted(with_rates(update)), ".update")
 
     @abstractmethod
     def of(self, program: CapturedProgram, part: str = "") -> Shared[V]:

@@ -151,6 +151,14 @@ class CapturedProgram:
             )
         return examples
 
+    def from_outside(self, is_live: bool = False) -> dict[str, torch.Tensor]:
+        """Of an update the inputs that forward and backward do not give, by name: as they were before it, or the live ones."""
+        assert self.outside is not None
+        inputs = self.outside()
+        tensors = inputs.live if is_live else inputs.examples
+        given = self.trace.inputs[-len(tensors) :] if tensors else ()
+        return dict(zip((i.name for i in given), tensors, strict=True))
+
     @property
     def live_inputs(self) -> tuple[torch.Tensor, ...]:
         return self.inputs.live

@@ -14,6 +14,7 @@ from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin
 from tracefuse.text import counted, share_text, time_text
+from tracefuse.training.counted import follows_count
 from tracefuse.training.refusals import remedy
 
 MOST_LINES = 3  # of the update that are told with their shares
@@ -25,11 +26,13 @@ _LESS = (
 
 
 def counts_in_python(program: CapturedProgram) -> tuple[Stepped, ...]:
-    """The optimizers whose update is made for a number that they read of a tensor, such as a count of steps: no later step
-    can be run by it, so that passes mend nothing of it in training."""
-    stepped = () if program.update is None else program.update.stepped
+    """The optimizers whose update is made for a number that they read of a tensor, such as a count of steps, and that a
+    compiled step does not follow: no later step can be run by it, so that passes mend nothing of it in training."""
+    if (update := program.update) is None:
+        return ()
     read = [one for one in program.guards if one.in_optimizer and one.decides and not isinstance(one.value, bool)]
-    return tuple(step for step in stepped if any(one.source == step.source for one in read))
+    reading = [step for step in update.stepped if any(one.source == step.source for one in read)]
+    return tuple(step for step in reading if not follows_count(step, update))
 
 
 def optimizers_op_by_op(case: Case) -> Iterator[Finding]:

@@ -60,6 +60,7 @@ class TrainingStep:
         self.rates = [
             (tensors[name], group) for name, (optimizer, at) in RATES.items() if (group := self.groups[optimizer][at])
         ]
+        self.find_counts(tensors)
         rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
         given = {*HANDED, *GIVEN}
         own = [(name, source, *row) for i, (name, source, _, *row) in enumerate(UPDATED) if i not in given]
@@ -70,6 +71,22 @@ class TrainingStep:
         self.tensors = [None if i in DATA else tensors[row[0]] for i, row in enumerate(INPUTS)]
         self.operands = [None if i in given else tensors[row[0]] for i, row in enumerate(UPDATED)]
         self.places = [(t, t.data_ptr()) for t in (*self.tensors, *self.operands) if t is not None]
+
+    def find_counts(self, tensors):
+        """Find the counts of steps that are raised here, and what is made of them; ValueError where a group has several."""
+        self.counts = {}
+        for name, (_, optimizer, at) in COUNTS.items():
+            self.counts.setdefault((optimizer, at), []).append(tensors[name])
+        for (optimizer, at), counts in self.counts.items():
+            if len(different := sorted({float(count) for count in counts})) > 1:
+                raise ValueError(
+                    f"parameters of {OPTIMIZERS[optimizer][0]}.param_groups[{at}] have made {different[0]:g} and "
+                    f"{different[-1]:g} steps, and had made the same when the step was captured: capture it again"
+                )
+        self.numbers = [
+            (tensors[name], self.groups[optimizer][at], formula, self.counts.get((optimizer, at)))
+            for name, (optimizer, at, formula) in NUMBERS.items()
+        ]
 
     def is_bound(self):
         """Whether all tensors are still where they were found: loading a checkpoint makes new ones."""
@@ -93,8 +110,8 @@ class TrainingStep:
                         )
 
     def follow_rates(self):
-        """Write the learning rates that the optimizers have now where the program reads them; ValueError where groups that had
-        one tensor as theirs have different ones now."""
+        """Write the learning rates that the optimizers have now, and what is computed of them and of counts, where the program
+        reads them; ValueError where groups that had one tensor as their rate have different ones now."""
         for name, places in SHARED_RATES.items():
             rates = [self.groups[optimizer][at]["lr"] for optimizer, at in places]
             if any(rate is not rates[0] for rate in rates):
@@ -110,6 +127,8 @@ class TrainingStep:
             rate = group["lr"]
             if rate is not tensor:
                 tensor.copy_(rate) if isinstance(rate, torch.Tensor) else tensor.fill_(rate)
+        for tensor, group, formula, counts in self.numbers:
+            tensor.fill_(formula(group, float(counts[0]) + 1 if counts else None))
 
     def given(self, data, named):
         """The data in the captured layouts; ValueError for more, for other names, for what is passed twice, and for
@@ -150,6 +169,8 @@ class TrainingStep:
         with torch.no_grad(), torch.autocast(DEVICE, enabled=False):
             self.follow_rates()
             results = self.run(given)
+            for counts in self.counts.values():
+                torch._foreach_add_(counts, 1)
         return results[0] if len(results) == 1 else results
 
     def run(self, given):
@@ -201,6 +222,7 @@ class Bound:
             named |= dict(model.named_parameters(root, remove_duplicate=False))
         rows = [(name, source, KINDS[name]) for i, (name, source, *_) in enumerate(INPUTS) if i not in DATA]
         rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED and i not in GIVEN]
+        rows += [(name, source, "state") for name, (source, _, _) in COUNTS.items()]
         return {name: self.found(named, name, source, kind) for name, source, kind in rows}
 
     def found(self, named, name, source, kind):
@@ -208,6 +230,8 @@ class Bound:
             return self.others[name]
         if name in RATES:
             return self.rate(name)
+        if name in NUMBERS:
+            return self.made.setdefault(name, torch.zeros((), dtype=self.dtype(name), device=RATE_DEVICES[name]))
         if name in CONSTANTS:
             return self.made.setdefault(name, torch.tensor(CONSTANTS[name][0], dtype=CONSTANTS[name][1]))
         if name in EMPTY:
@@ -231,10 +255,13 @@ class Bound:
     def rate(self, name):
         optimizer, at = RATES[name]
         rate = self.optimizers[optimizer].param_groups[at]["lr"]
-        _, _, _, _, _, dtype = next(row for row in UPDATED if row[0] == name)
+        dtype = self.dtype(name)
         if isinstance(rate, torch.Tensor) and rate.dtype is dtype:
             return rate
         return self.made.setdefault(name, torch.tensor(float(rate), dtype=dtype, device=RATE_DEVICES[name]))
+
+    def dtype(self, name):
+        return next(row[5] for row in UPDATED if row[0] == name)
 
 
 def bind(model, optimizer, tensors=None):

@@ -21,7 +21,7 @@ from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.training.graphed import graphed_step
 from tracefuse.training.refusals import is_number_kept
-from tracefuse.training.source import optimizers_of, outside, rates_of
+from tracefuse.training.source import optimizers_of, rates_of
 
 
 def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: bool = False) -> Any:
@@ -64,10 +64,9 @@ class Live:
     """Where a step's tensors are now: what `bound` is to a `TrainingStep`."""
 
     def __init__(self, joint: CapturedProgram, update: CapturedProgram) -> None:
-        assert update.outside is not None
         names = [i.name for i in joint.trace.inputs if i.kind != "cotangent"]
         self._tensors = dict(zip(names, joint.live_inputs, strict=False))
-        self._tensors |= outside(update, update.outside().live)
+        self._tensors |= update.from_outside(is_live=True)
         self._steps = optimizers_of(update)
         self._state = {name: (at, *found) for at, step in enumerate(self._steps) for name, found in step.state.items()}
         self._rates = rates_of(update)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -24,6 +24,7 @@ from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
 from tracefuse.training.batches import is_picking
+from tracefuse.training.counted import numbers_in, raised_in
 from tracefuse.training.rates import is_followed
 
 OTHER = "take another optimizer, such as `torch.optim.AdamW(…, fused=True)`"
@@ -101,13 +102,26 @@ def _check_old_gradients(joint: Optimised, update: Optimised) -> None:
 
 def _check_varying(varying: Sequence[Varying], joint: Optimised, update: Optimised) -> None:
     lines = {line_of(node) for node in (*joint.program.trace.ops, *update.program.trace.ops)} | {""}
+    numbers = numbers_in(update.program)
     for one in varying:
-        if not one.is_shape and not is_followed(one.op, one.argument) and str(one.source or "") in lines:
+        if not one.is_shape and not _is_followed(one, numbers) and str(one.source or "") in lines:
             yours = BATCH if is_picking(one.op) else _of_yours(one, joint.program.guards)
             todo = remedy(one.argument, one.source, update.program.stepped) or yours
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
+
+
+def _is_followed(one: Varying, numbers: Mapping[str, Set[float]]) -> bool:
+    """Whether the number is an input of the update; `numbers` are those that come of a rate and a count, by their lines."""
+    if is_followed(one.op, one.argument):
+        return True
+    known = numbers.get(str(one.source or ""), set())
+    return isinstance(one.here, float) and not known.isdisjoint((one.here, _in_single(one.here)))
+
+
+def _in_single(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))
 
 
 def _of_yours(one: Varying, guards: Sequence[Guard]) -> str:
@@ -259,7 +273,12 @@ def _check_state(steps: Steps, joint: Optimised) -> None:
 def _check_read(joint: Optimised, update: Optimised) -> None:
     """An update that computes with what the host read of a tensor, as of a count of steps, holds for this step only."""
     lines = {line_of(node) for node in update.program.trace.ops} - {""}
+    raised = raised_in(update.program)
     for guard in joint.program.guards:
+        if guard.in_optimizer and guard.value in raised.get(
+            str(guard.source), ()
+        ):  # a count, which the step raises itself
+            continue
         if guard.decides and not isinstance(guard.value, bool) and str(guard.source or "") in lines:
             todo = remedy("", guard.source, update.program.stepped) or YOURS
             raise ExportError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +30,7 @@ from tracefuse.optimizers.render import literal
 from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, Output, Trace, line_of, val
 from tracefuse.training.batches import drawn
+from tracefuse.training.counted import counts_of, followed
 from tracefuse.training.order import as_read
 from tracefuse.training.refusals import followed_rate
 
@@ -108,13 +109,18 @@ def optimizers_of(update: CapturedProgram) -> list[Stepped]:
 
 def rates_of(update: CapturedProgram) -> dict[str, tuple[int, int]]:
     """The update's inputs that are learning rates: which optimizer, which group."""
-    names = {step.name: at for at, step in reversed(list(enumerate(optimizers_of(update))))}
+    names = _places_of(update)
     found = {}
     for entry in update.trace.inputs:
         match = re.fullmatch(r"(.*)\.param_groups\[(\d+)\]\['lr'\]", entry.source)
         if entry.kind == "hyperparameter" and match is not None and match[1] in names:
             found[entry.name] = names[match[1]], int(match[2])
     return found
+
+
+def _places_of(update: CapturedProgram) -> dict[str, int]:
+    """Which optimizer a name is of."""
+    return {step.name: at for at, step in reversed(list(enumerate(optimizers_of(update))))}
 
 
 def _shared(update: CapturedProgram, rates: Mapping[str, tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
@@ -136,6 +142,7 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     handed = _handed(of, joint, update)
     read = {i.name for i in update.inputs}
     rates = {name: place for name, place in rates_of(program).items() if name in read}
+    at_of = _places_of(program)
     written = {out.of for out in forward.outputs if out.kind == "mutation"}
     yield "# --- and that of its update"
     yield from _rows("UPDATED", update)
@@ -159,13 +166,22 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"CHANGED = {_labels(update)!r}  # what update returns"
     yield f"CAPTURED_CHANGED = {_labels(program.trace)!r}"
     yield f"RATES = {rates!r}  # learning rates: which optimizer, which of its groups"
+    numbers = {one.name: one for one in followed(program) if one.name in read}
+    yield "NUMBERS = {  # what the optimizer computes of a rate and a count: which optimizer, which group, how"
+    for name, one in numbers.items():
+        yield f"    {name!r}: ({at_of[one.stepped.name]}, {one.group}, lambda group, step: {one.formula}),"
+    yield "}"
+    called = {i.name: i.source for i in program.trace.inputs}
+    counts = {name: (called[name], at_of[step.name], group) for name, (step, group) in counts_of(program).items()}
+    yield f"COUNTS = {counts!r}  # of steps, raised by each call: what it is, which optimizer, which group"
     yield f"SHARED_RATES = {_shared(program, rates)!r}  # those that several groups have"
-    devices = {p.name: str(val(p).device) for p in update.placeholders if p.name in rates}
+    devices = {p.name: str(val(p).device) for p in update.placeholders if p.name in rates or p.name in numbers}
     yield f"RATE_DEVICES = {devices!r}"
     of_modules = (i for i in (*captured.trace.inputs, *program.trace.inputs) if i.kind in ("parameter", "buffer"))
     models = tuple(dict.fromkeys(i.root for i in of_modules))
     yield f"MODELS = {models!r}  # what names of their tensors begin with"
-    yield f"OPTIMIZERS = {_options(program, rates)}"
+    places = {(at_of[one.stepped.name], one.group) for one in numbers.values()}
+    yield f"OPTIMIZERS = {_options(program, {*rates.values(), *places})}"
     yield f"KINDS = { {i.name: i.kind for i in forward.inputs}!r}"
     yield f"CONSTANTS = {_constants(program)}"
     yield f"EMPTY = {_empty(forward)}"
@@ -256,10 +272,9 @@ def _label(out: Output, of: Input | None) -> str:
     return f"gradient left of {of.source}" if of.kind == "gradient" else f"updated {of.source}"
 
 
-def _options(update: CapturedProgram, rates: Mapping[str, tuple[int, int]]) -> str:
+def _options(update: CapturedProgram, followed: Set[tuple[int, int]]) -> str:
     """Each optimizer's name, of its groups the options that the program computes with (of one whose parameters all have no
     gradient there are none), and how it is made so that a rate is followed."""
-    followed = set(rates.values())
     rows = []
     for at, step in enumerate(optimizers_of(update)):
         updated = set(step.group_of.values())
@@ -285,7 +300,7 @@ def _is_plain(value: object) -> bool:
 
 def _constants(update: CapturedProgram) -> str:
     """Numbers that Python made tensors of, such as the 1 that a count of steps is raised by."""
-    pairs = _examples(update).items()
+    pairs = update.from_outside().items()
     found = {name: (tensor.item(), tensor.dtype) for name, tensor in pairs if _is_number(name, tensor)}
     return "{" + ", ".join(f"{name!r}: ({literal(number)}, {dtype})" for name, (number, dtype) in found.items()) + "}"
 
@@ -297,18 +312,6 @@ def _empty(forward: Trace) -> str:
     return "{" + ", ".join(rows) + "}"
 
 
-def _examples(update: CapturedProgram) -> dict[str, torch.Tensor]:
-    """What the update reads from outside, as it was."""
-    assert update.outside is not None
-    return outside(update, update.outside().examples)
-
-
-def outside(update: CapturedProgram, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`tensors`, those of its inputs that come from outside, by name."""
-    given = update.trace.inputs[-len(tensors) :] if tensors else ()
-    return dict(zip((i.name for i in given), tensors, strict=True))
-
-
 def _cotangent_dtypes(program: CapturedProgram) -> str:
     dtypes = [val(p).dtype for i, p in program.trace.input_pairs if i.kind == "cotangent"]
     return f"[{', '.join(map(str, dtypes))}]"
@@ -316,5 +319,5 @@ def _cotangent_dtypes(program: CapturedProgram) -> str:
 
 def _drawn(update: CapturedProgram) -> Iterator[str]:
     """Where each of the update's own inputs lies, and what an example of it is drawn from."""
-    for name, tensor in _examples(update).items():
+    for name, tensor in update.from_outside().items():
         yield f"    {name!r}: ({tensor.device.type!r}, {drawn_row(tensor)}),"

@@ -120,16 +120,16 @@ def test_its_fix_mends_it_and_so_do_passes() -> None:
 
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}], ids=["one by one", "lists"])
 def test_no_pass_mends_what_cannot_be_compiled(options: dict[str, Any]) -> None:
-    """AdamW's count of steps is a number of Python's: the passes act on the captured update, and on no later one."""
-    c = stepped(**options)
+    """What RAdam makes of its count of steps is not followed: the passes act on the captured update, and on no later one."""
+    c = stepped(optim.RAdam, **options)
     for of in (c, c.optimize()):
-        with pytest.raises(ExportError, match="make AdamW with `fused=True`"):
+        with pytest.raises(ExportError, match="make RAdam on a GPU with `capturable=True`"):
             c.optimize().compile()
         for name in (NOT_FUSED, SHARE):
             (one,) = found(name, of)
             assert (one.is_mended, one.mended, one.mended_by, one.changes, one.trials) == (False, "", (), None, ())
-            assert one.fix.startswith("make AdamW with `fused=True`")
-            assert one.fix.endswith("a compiled step cannot follow the count of steps that AdamW reads on the host")
+            assert one.fix.startswith("make RAdam on a GPU" if name == NOT_FUSED else "accumulate gradients")
+            assert one.fix.endswith("a compiled step cannot follow the count of steps that RAdam reads on the host")
     assert found(NOT_FUSED, momentum().optimize())[0].mended_by
 
 
@@ -243,7 +243,7 @@ def test_an_optimizer_of_many_small_tensors_is_named_for_what_the_host_launches(
 
 
 def test_the_share_of_an_update_is_first_mended_by_a_fused_optimizer() -> None:
-    """Also where passes are on, which a compiled step of an AdamW that counts its steps in Python would not have."""
+    """Also where passes are on."""
     c = stepped(foreach=False)
     for of in (c, c.optimize()):
         assert found(SHARE, of)[0].fix.startswith("make AdamW with `fused=True`, accumulate gradients over more")

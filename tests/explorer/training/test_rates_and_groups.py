@@ -59,11 +59,13 @@ def test_a_rate_that_groups_shared_and_that_changes_for_all_is_followed() -> Non
     assert max(float((one - theirs[name]).detach().abs().max()) for name, one in ours.left().items()) < NEAR
 
 
-class Plain(Loop):
-    """SGD tensor by tensor, which computes with the learning rate as a number."""
+class Mine(torch.optim.SGD):
+    """An optimizer of one's own: tensor by tensor it computes with the learning rate as a number."""
 
+
+class Plain(Loop):
     def optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.model.parameters(), lr=0.1, fused=self.fused)
+        return Mine(self.model.parameters(), lr=0.1, fused=self.fused)
 
     fused = False
 
@@ -78,7 +80,7 @@ def test_a_rate_that_the_update_computes_with_is_refused_with_what_lets_it_chang
     variant = captured(loop, data[:4])
     step = variant.compile() if when == "after compiling" else None
     loop.opt.param_groups[0]["lr"] = 0.05
-    said = r"\['lr'\] is 0.05, .* with 0.1: for a rate that changes make SGD with `fused=True`, and capture it again$"
+    said = r"\['lr'\] is 0.05, .* with 0.1: for a rate that changes make Mine with `fused=True`, and capture it again$"
     with pytest.raises(ValueError, match=said):
         (step or variant.compile())(*data[4])
 

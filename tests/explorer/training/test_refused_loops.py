@@ -32,38 +32,27 @@ class CycledRates(Cycled):
 
 
 class Plain(Loop):
-    make: Any = optim.AdamW
+    make: Any = optim.RAdam
 
     def optimizer(self) -> optim.Optimizer:
         return self.make(self.model.parameters(), lr=0.01)
 
 
-class Adagrad(Plain):
-    make = optim.Adagrad
+class Mine(optim.Adagrad):
+    """An optimizer of one's own, of which nobody knows what it computes of a count."""
 
 
-class Adamax(Plain):
-    make = optim.Adamax
+class Subclass(Plain):
+    make = Mine
+
+
+class FusedSubclass(Loop):
+    def optimizer(self) -> optim.Optimizer:
+        return Mine(self.model.parameters(), lr=0.01, fused=True)
 
 
 class Adafactor(Plain):
     make = optim.Adafactor
-
-
-class FusedAdagrad(Loop):
-    def optimizer(self) -> optim.Optimizer:
-        return optim.Adagrad(self.model.parameters(), lr=0.01, fused=True)
-
-
-class Scheduled(Groups):
-    fused = False
-
-    def optimizer(self) -> optim.Optimizer:
-        return optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, fused=self.fused)
-
-
-class ScheduledFused(Scheduled):
-    fused = True
 
 
 class Warmed(AveragedByHand):
@@ -193,11 +182,9 @@ class Rollouts(Loop):
 
 REFUSED = {
     Cycled: (r"^beta1 of aten._fused_adamw_.*keep beta1 of AdamW as captured .*`cycle_momentum=False`", CycledRates),
-    Plain: (r"make AdamW with `fused=True`, or on a GPU with `capturable=True` and a tensor as its `lr`\.$", Loop),
-    Adagrad: (r"^the host reads 3.0 of a tensor .*: make Adagrad with `fused=True`\.$", FusedAdagrad),
-    Adamax: (r"make Adamax on a GPU with `capturable=True` .*, or take another optimizer, such as .*AdamW", Loop),
+    Plain: (r"make RAdam on a GPU with `capturable=True` .*, or take another optimizer, such as .*AdamW", Loop),
+    Subclass: (r"^the host reads 3.0 of a tensor .*: make Mine with `fused=True`\.$", FusedSubclass),
     Adafactor: (r"step to step: take another optimizer, such as `torch.optim.AdamW\(…, fused=True\)`", Loop),
-    Scheduled: (r"-0.0\d+, then -0.0\d+: .*: make SGD with `fused=True`", ScheduledFused),
     Warmed: (r"^weight of aten.lerp_.Scalar .*: compute it with tensors, from a count that the step raises", Counted),
     EverySecond: (r"the step after step 3 ran other ops: \d+ ops more .*leave what only some steps run out of the loop", Loop),
     Advantages: (r": leave out the `.item\(\)`, .* it \(.*:\d+  return said.item\(\)\), .*`t.detach\(\)`", DetachedAdvantages),

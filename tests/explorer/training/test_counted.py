@@ -1,0 +1,212 @@
+"""Optimizers as their defaults make them: what they compute in Python of a rate and of a count is computed at each call."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, optim
+from torch.optim import lr_scheduler
+from whole_step_loops import NEAR, Loop, captured, check, data_of
+
+from tracefuse.errors import ExportError
+from tracefuse.training.counted import OF_KIND
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "AdamW, amsgrad": {"amsgrad": True},
+    "AdamW, no decay": {"weight_decay": 0.0},
+    "Adam": {"weight_decay": 0.1},
+    "Adam, decoupled": {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    "Adam, maximize": {"maximize": True},
+    "Adamax": {},
+    "Adagrad": {},
+    "Adagrad, slower": {"lr_decay": 0.1},
+    "SGD": {},
+    "SGD, momentum": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "RMSprop": {},
+    "RMSprop, momentum": {"momentum": 0.9, "centered": True},
+    "Adadelta": {},
+}
+
+
+def loop_of(text: str, **further: Any) -> type[Loop]:
+    kind, options = text.partition(",")[0], OPTIONS[text] | further
+
+    class Made(Loop):
+        def optimizer(self) -> optim.Optimizer:
+            first, *others = self.model.parameters()  # two groups, of which one is scheduled apart
+            groups = [{"params": [first], "lr": 0.02}, {"params": others}]
+            return getattr(optim, kind)(groups, lr=0.01, **options)
+
+        def more(self) -> None:
+            factors = [lambda at: 1 / (1 + at), lambda at: 0.9**at]
+            self.schedule = lr_scheduler.LambdaLR(self.opt, factors)
+
+        def between(self) -> None:
+            self.schedule.step()
+
+    return Made
+
+
+def test_every_kind_is_tried() -> None:
+    assert {text.partition(",")[0] for text in OPTIONS} == set(OF_KIND)
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
+@pytest.mark.parametrize("text", OPTIONS)
+def test_ten_steps_are_eagers_with_a_rate_that_changes_in_each(text: str, foreach: bool) -> None:
+    check(loop_of(text, foreach=foreach))
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
+def test_the_exported_step_counts_as_well(foreach: bool, tmp_path: Path) -> None:
+    kind = loop_of("AdamW", foreach=foreach)
+    ours, theirs, eager, data = kind(), kind(), kind(), data_of(14)
+    variant = captured(ours, data[:4])
+    path = variant.export(tmp_path / "step.py")
+    for batch in data[:4]:
+        for loop in (theirs, eager):
+            loop.step(*batch)
+            loop.between()
+    step = module_of(path or tmp_path / "step.py").bind(theirs.model, theirs.opt)
+    for batch in data[4:]:
+        step(*batch)
+        theirs.between()
+        eager.step(*batch)
+        eager.between()
+    assert farthest(theirs, eager) < NEAR
+    assert {float(entries["step"]) for entries in theirs.opt.state.values()} == {14.0}
+
+
+def module_of(path: Any) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("exported_step_of_a_count", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def farthest(one: Loop, other: Loop) -> float:
+    mine, theirs = one.left(), other.left()
+    return max(float((mine[key].double() - theirs[key].double()).abs().max()) for key in theirs)
+
+
+def test_a_checkpoint_sets_the_count_back() -> None:
+    kind = loop_of("AdamW", foreach=True)
+    ours, eager, data = kind(), kind(), data_of(12)
+    step = captured(ours, data[:4]).compile()
+    for batch in data[:4]:
+        eager.step(*batch)
+        eager.between()
+    kept = [copy.deepcopy([one.state_dict() for one in (loop.model, loop.opt)]) for loop in (ours, eager)]
+    for again in range(2):
+        for loop, (model, opt) in zip((ours, eager), kept, strict=True):
+            if again:
+                loop.model.load_state_dict(model)
+                loop.opt.load_state_dict(copy.deepcopy(opt))
+        for batch in data[4:8]:
+            step(*batch)
+            eager.step(*batch)
+    assert farthest(ours, eager) < NEAR
+    assert {float(entries["step"]) for entries in ours.opt.state.values()} == {8.0}
+
+
+def test_steps_of_the_program_s_own_may_come_between() -> None:
+    kind = loop_of("Adam")
+    ours, eager, data = kind(), kind(), data_of(10)
+    step = captured(ours, data[:4]).compile()
+    for at, batch in enumerate(data):
+        eager.step(*batch)
+        if at >= 4:
+            ours.step(*batch) if at % 2 else step(*batch)
+    assert {float(entries["step"]) for entries in ours.opt.state.values()} == {10.0}
+
+
+def test_counts_that_have_parted_are_refused() -> None:
+    loop, data = loop_of("AdamW")(), data_of(5)
+    step = captured(loop, data[:4]).compile()
+    state = loop.opt.state_dict()
+    state["state"][1]["step"] = torch.tensor(9.0)
+    loop.opt.load_state_dict(state)
+    said = r"parameters of loop.opt.param_groups\[1\] have made 4 and 9 steps, .* capture it again"
+    with pytest.raises(ValueError, match=said):
+        step(*data[4])
+
+
+class Late(Loop):
+    """One parameter has made fewer steps than the others of its group: they have no one number."""
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.AdamW(self.model.parameters(), lr=0.01)
+
+    def zero(self) -> None:
+        super().zero()
+        seen = len(self.opt.state)
+        self.model[0].weight.requires_grad_(bool(seen))
+
+
+def test_counts_that_differ_when_it_is_captured_are_refused() -> None:
+    with pytest.raises(ExportError, match="make AdamW with `fused=True`"):
+        captured(Late(), data_of(4)).compile()
+
+
+class Own(optim.AdamW):
+    """Another optimizer, which only looks like it."""
+
+
+def test_an_optimizer_of_ones_own_is_refused() -> None:
+    class Made(Loop):
+        def optimizer(self) -> optim.Optimizer:
+            return Own(self.model.parameters(), lr=0.01)
+
+    with pytest.raises(ExportError, match="`fused=True`"):
+        captured(Made(), data_of(4)).compile()
+
+
+def test_a_scaler_that_asks_whether_gradients_are_finite_is_refused() -> None:
+    """It steps or not by what the host reads, which is no count."""
+
+    class Made(Loop):
+        def optimizer(self) -> optim.Optimizer:
+            return optim.AdamW(self.model.parameters(), lr=0.01)
+
+        def more(self) -> None:
+            self.scaler = torch.amp.GradScaler("cpu")
+
+        def step(self, *data: Tensor) -> None:
+            self.zero()
+            self.scaler.scale(self.loss(*data)).backward()
+            self.scaler.step(self.opt)
+            self.scaler.update()
+
+    with pytest.raises(ExportError, match=r"the host reads 0.0 of a tensor in .*scaler.step.*`fused=True`"):
+        captured(loop := Made(), data_of(4)).compile()
+    del loop
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_halves_are_computed_as_aten_computes_them(dtype: torch.dtype) -> None:
+    """With numbers in float32: a bias correction that is rounded to bfloat16 is off by up to 0.4 %."""
+
+    class Made(Loop):
+        def prepare(self) -> None:
+            self.model = self.model.to(dtype)
+
+        def optimizer(self) -> optim.Optimizer:
+            return optim.AdamW(self.model.parameters(), lr=0.01)
+
+    ours, eager = Made(), Made()
+    data = [[one.to(dtype) for one in batch] for batch in data_of(9)]
+    step = captured(ours, data[:4]).compile()
+    for at, batch in enumerate(data):
+        eager.step(*batch)
+        if at >= 4:
+            step(*batch)
+    assert farthest(ours, eager) <= torch.finfo(dtype).eps
