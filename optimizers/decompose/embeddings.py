@@ -77,7 +77,10 @@ def rewrite_embedding(node: fx.Node) -> str | None:
         else:
             total = added[1]
             _bring(total, added[0])
-        return call(node, ADD_EMBEDDING_GRADIENT, total, args["grad_output"], args["indices"], args["padding_idx"])
+        operands = total, args["grad_output"], args["indices"], args["padding_idx"]
+        return call(
+            node, ADD_EMBEDDING_GRADIENT, *operands, name="grad_of_rows"
+        )  # the operator's own is that of a function
 
     return replace_under_name(added[0] if added else node, build)
 

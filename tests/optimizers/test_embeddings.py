@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,6 +215,39 @@ def test_files_call_it_and_write_over_what_it_is_added_to() -> None:
     assert f"{OPERATOR}(" in variant.source
     assert ", over=" in variant.source.split(f"= {OPERATOR}(")[1].split("\n")[0]
     assert variant.source.count("def add_runs_kernel(") == 1
+
+
+@pytest.mark.usefixtures("on_any_device")
+def test_a_gradient_that_other_ops_read_has_a_name_of_its_own() -> None:
+    weight, places = torch.randn(ROWS, WIDTH, requires_grad=True), torch.randint(ROWS, (PLACES,))
+
+    def run() -> Tensor:
+        loss = F.embedding(places, weight.exp()).tanh().sum()
+        loss.backward()
+        return loss
+
+    capture = captured(run)
+    variant = capture.optimize().check()
+    assert f" = {OPERATOR}(" in variant.source
+    assert f"    {OPERATOR} = " not in variant.source
+    found = variant.compile()(weight, places)
+    (grad,) = torch.autograd.grad(found, [weight])
+    (wanted,) = torch.autograd.grad(F.embedding(places, weight.exp()).tanh().sum(), [weight])
+    torch.testing.assert_close(grad, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_on_a_gpu_a_file_checks_itself(is_tied: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Tied(is_tied).to("cuda", torch.float64)
+    places = torch.randint(ROWS, (4000,), device="cuda")
+    capture = captured(lambda: model(places).backward())
+    variant = capture.optimize()
+    assert operators(variant.trace)
+    command = [sys.executable, str(variant.export(tmp_path / "step.py"))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def trained(device: str, dtype: torch.dtype, is_tied: bool) -> tuple[nn.Module, torch.optim.Optimizer, list[Tensor]]:
