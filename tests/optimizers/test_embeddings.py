@@ -302,7 +302,9 @@ def test_steps_with_it_train_as_eager(is_tied: bool) -> None:
 def test_on_a_gpu_steps_with_it_train_as_eager(dtype: torch.dtype, is_tied: bool, cuda_graph: bool) -> None:
     eager = steps("cuda", dtype, is_tied, is_compiled=False)
     ours = [steps("cuda", dtype, is_tied, is_compiled=True, cuda_graph=cuda_graph) for _ in range(2)]
-    tolerance = {"rtol": 1e-7, "atol": 1e-9} if dtype is torch.float64 else {"rtol": 1e-2, "atol": 3e-3}
-    torch.testing.assert_close(ours[0], eager, **tolerance)
-    for one, other in zip(*ours, strict=True):
-        assert torch.equal(one, other), "other bits in another run"
+    first = trained("cuda", dtype, is_tied)[0].parameters()
+    for one, again, wanted, before in zip(*ours, eager, first, strict=True):
+        # AdamW makes a step of full length of a gradient that is nearly none, whose sign its rounding decides.
+        moved = (wanted - before).norm()
+        assert (one - wanted).norm() <= (1e-7 if dtype is torch.float64 else 0.1) * moved
+        assert torch.equal(one, again), "other bits in another run"
