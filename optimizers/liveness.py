@@ -164,9 +164,10 @@ def _memory_of_result(node: fx.Node) -> int:
 def _is_allocated(node: fx.Node) -> bool:
     """Whether the op that made the first value in some memory allocates it: operators of others may say so and not do it."""
     target = producer(node).target if node.op == "call_function" else None
-    if isinstance(target, torch._ops.OpOverload):
-        return target.namespace == "aten" and not any(one.alias_info for one in target._schema.returns)
-    return hasattr(target, "overwriting")
+    if hasattr(target, "overwriting"):  # a kernel, or an operator of ours
+        return True
+    is_atens = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+    return is_atens and not any(one.alias_info for one in target._schema.returns)
 
 
 def live_bytes(trace: Trace, known: Iterable[Lifetime] | None = None) -> list[int]:

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
+from tracefuse.device import embedding_gradient, linear_cross_entropy
 from tracefuse.device.dropout import support
-from tracefuse.device.linear_cross_entropy import is_called
-from tracefuse.device.linear_cross_entropy import support as head_support
 from tracefuse.device.packed_attention import support as packing_support
 from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import MAX_INTEGERS, behind_places, drawn_row
@@ -107,7 +106,8 @@ def functions_source(variant: Optimised) -> str:
 
 
 def _needs_triton(variant: Optimised) -> bool:
-    return bool(variant.kernels) or is_called(rendered(variant.forward))
+    halves = rendered(variant.forward) + rendered(variant.backward)
+    return bool(variant.kernels) or any(one.is_called(halves) for one in (linear_cross_entropy, embedding_gradient))
 
 
 def kernel_texts(variant: Optimised) -> dict[str, str]:
@@ -134,7 +134,8 @@ def _functions(variant: Optimised, is_backward_once: bool, further: Further | No
         table_support("\n".join(kernels)),
         support("\n".join([*kernels, *optimised])),
         packing_support("\n".join(optimised)),
-        head_support("\n".join(optimised)),
+        linear_cross_entropy.support("\n".join(optimised)),
+        embedding_gradient.support("\n".join(optimised)),
         casts,
         *kernels,
         _rule("the optimised program"),

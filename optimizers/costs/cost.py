@@ -73,6 +73,8 @@ _REDUCTIONS = {
 }  # fmt: skip
 # These read, of their first argument, only as many elements as they yield.
 _GATHERS = frozenset({"embedding", "index", "index_select", "gather"})
+# This adds to rows of its first argument, which it writes over: so many at most as its second has.
+_ADDED_ROWS = "add_embedding_gradient"
 
 
 def packet_name(node: fx.Node) -> str:
@@ -124,7 +126,7 @@ def bytes_read(node: fx.Node) -> int:
     """Bytes that the op loads, each storage at most once in full; 0 for views, allocations, placeholders and `getitem`."""
     if node.op != "call_function" or is_getitem(node) or is_view(node) or is_allocation(node):
         return 0
-    is_gather = packet_name(node) in _GATHERS
+    is_gather = packet_name(node) in _GATHERS or packet_name(node) == _ADDED_ROWS
     loaded = [a for a in node.all_input_nodes if not (is_gather and a is node.args[0])]
     return sum(_storage_bytes(t for a in loaded for t in tensors(a))) + (bytes_written(node) if is_gather else 0)
 
@@ -134,7 +136,8 @@ def bytes_written(node: fx.Node) -> int:
     """Bytes that the op stores, all outputs together; 0 for views, allocations, placeholders and `getitem`."""
     if node.op != "call_function" or is_getitem(node) or is_view(node) or is_allocation(node):
         return 0
-    return sum(_storage_bytes(tensors(node)))
+    whole = sum(_storage_bytes(tensors(node)))
+    return min(whole, val(node.args[1]).nbytes) if packet_name(node) == _ADDED_ROWS else whole
 
 
 @once_per_op

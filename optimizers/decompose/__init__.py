@@ -4,6 +4,7 @@
     units    activations of several results or halves                                           `formulas.composites`
     extrema  the backward of `max` and `min` along a dimension: a comparison instead of zeros and a scatter        `backwards`
     places   the backward of an embedding of each place in turn: a copy                                            `backwards`
+    rows     the backward of another embedding on a GPU: sums, added to the weight's other gradient               `embeddings`
     norms    batch norm, instance norm and group norm and their backwards: statistics, and what is pointwise        `norms`
     unread   the backward of a pool, which reads the type of its forward's operand alone                            `backwards`
     biases   a convolution's bias and its gradient: an addition, and a sum                                   `convolutions`
@@ -32,6 +33,7 @@ from tracefuse.optimizers.decompose.backwards import (
     rewrite_scatter,
 )
 from tracefuse.optimizers.decompose.convolutions import CONVOLUTIONS, has_bias, rewrite_bias
+from tracefuse.optimizers.decompose.embeddings import is_gradient_of_embedding, rewrite_embedding, sums_of
 from tracefuse.optimizers.decompose.losses import BECOMES, SUMS_OF_LOGS, Rows, is_sum_of_log_softmax, rewrite_loss
 from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
 from tracefuse.optimizers.decompose.writing import replace_parts
@@ -90,6 +92,8 @@ def _rule(node: fx.Node) -> tuple[str, Rewrite] | None:
         return "a comparison of places", lambda node, _: rewrite_scatter(node)
     if is_gradient_of_rows(node):
         return "the gradients themselves, one for each row", lambda node, _: rewrite_rows(node)
+    if is_gradient_of_embedding(node):
+        return sums_of(node), lambda node, _: rewrite_embedding(node)
     if reads_type_alone(node):
         said = "the same without its forward's operand, of which it reads the type alone"
         return said, lambda node, _: rewrite_operand(node)

@@ -9,6 +9,10 @@ forward, so that to make it earlier takes no more memory at the peak; of all oth
 at most `AHEAD` bytes are made earlier than they are needed.
 
 On a GPU alone, for casts that no other kernel holds.
+
+The update's kernel could write the casts of the next step, at a third of the bytes that this one moves. But a step would have
+to know that nobody wrote to the weights in between, and neither `weight.data.clamp_(…)` nor a kernel, ours among them, counts
+up the `_version` of a parameter.
 """
 
 from __future__ import annotations

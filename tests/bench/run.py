@@ -54,6 +54,7 @@ BENCHES = {
     "dqkv": Bench("dqkv.py"),
     "optimizer_step": Bench("optimizer_step.py", on_gpu=("--tune",)),
     "linear_cross_entropy": Bench("losses/linear_cross_entropy.py"),
+    "embeddings": Bench("fusions/embeddings.py"),
     "gpt": Bench("gpt.py"),
     "gpt_step": Bench("gpt_step.py", on_gpu=("--breakdown",), limit_s=1800),
     "remat": Bench("remat.py", on_gpu=("--torch-compile",), limit_s=1800),

@@ -512,6 +512,15 @@ def test_overlap_gain(tmp_path: Path) -> None:
     assert "without an exchange" in printed
 
 
+def test_embeddings(tmp_path: Path) -> None:
+    found, _ = run("fusions/embeddings.py", tmp_path, "--budget", "0.2")
+    assert list(found["rows"]) == ["tied", "untied"]
+    for row in found["rows"].values():
+        assert row["is_same_again"]
+        assert list(row["ms"]) == ["ATen", "ours", "cast"]
+        assert row["timing"]["programs"][1]["difference"]["results"] < 1e-5
+
+
 def test_linear_cross_entropy(tmp_path: Path) -> None:
     found, printed = run("losses/linear_cross_entropy.py", tmp_path, "--budget", "0.2")
     assert list(found["rows"]) == ["eager", "torch.compile", "ours", "ours, whole logits"]
