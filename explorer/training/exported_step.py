@@ -98,7 +98,7 @@ class TrainingStep:
         for name, places in SHARED_RATES.items():
             rates = [self.groups[optimizer][at]["lr"] for optimizer, at in places]
             if any(rate is not rates[0] for rate in rates):
-                dtype = next(row[5] for row in UPDATED if row[0] == name)
+                dtype = next(row[-1] for row in (*UPDATED, *INPUTS) if row[0] == name)
                 if len({torch.tensor(float(rate), dtype=dtype).item() for rate in rates}) > 1:
                     groups = " and ".join(f"{OPTIMIZERS[of][0]}.param_groups[{at}]" for of, at in places)
                     raise ValueError(
@@ -231,7 +231,7 @@ class Bound:
     def rate(self, name):
         optimizer, at = RATES[name]
         rate = self.optimizers[optimizer].param_groups[at]["lr"]
-        _, _, _, _, _, dtype = next(row for row in UPDATED if row[0] == name)
+        dtype = next(row[-1] for row in (*UPDATED, *INPUTS) if row[0] == name)
         if isinstance(rate, torch.Tensor) and rate.dtype is dtype:
             return rate
         return self.made.setdefault(name, torch.tensor(float(rate), dtype=dtype, device=RATE_DEVICES[name]))

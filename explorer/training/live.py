@@ -70,7 +70,7 @@ class Live:
         self._tensors |= outside(update, update.outside().live)
         self._steps = optimizers_of(update)
         self._state = {name: (at, *found) for at, step in enumerate(self._steps) for name, found in step.state.items()}
-        self._rates = rates_of(update)
+        self._rates = rates_of(joint, update)
         self._slots = {**joint.slots, **update.slots}
         self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
         self._there: list[tuple[dict[str, Any], str, torch.Tensor]] = []

@@ -106,11 +106,11 @@ def optimizers_of(update: CapturedProgram) -> list[Stepped]:
     return list(found.values())
 
 
-def rates_of(update: CapturedProgram) -> dict[str, tuple[int, int]]:
-    """The update's inputs that are learning rates: which optimizer, which group."""
+def rates_of(joint: CapturedProgram, update: CapturedProgram) -> dict[str, tuple[int, int]]:
+    """The inputs of a step's parts that are learning rates: which optimizer, which group."""
     names = {step.name: at for at, step in reversed(list(enumerate(optimizers_of(update))))}
     found = {}
-    for entry in update.trace.inputs:
+    for entry in (*joint.trace.inputs, *update.trace.inputs):
         match = re.fullmatch(r"(.*)\.param_groups\[(\d+)\]\['lr'\]", entry.source)
         if entry.kind == "hyperparameter" and match is not None and match[1] in names:
             found[entry.name] = names[match[1]], int(match[2])
@@ -134,8 +134,8 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     forward, data = joint.forward, data_of(captured.trace, program.trace)
     of = handed_over(captured.trace, update_of.trace)
     handed = _handed(of, joint, update)
-    read = {i.name for i in update.inputs}
-    rates = {name: place for name, place in rates_of(program).items() if name in read}
+    read = {i.name for i in (*forward.inputs, *update.inputs)}
+    rates = {name: place for name, place in rates_of(captured, program).items() if name in read}
     written = {out.of for out in forward.outputs if out.kind == "mutation"}
     yield "# --- and that of its update"
     yield from _rows("UPDATED", update)
@@ -160,7 +160,7 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"CAPTURED_CHANGED = {_labels(program.trace)!r}"
     yield f"RATES = {rates!r}  # learning rates: which optimizer, which of its groups"
     yield f"SHARED_RATES = {_shared(program, rates)!r}  # those that several groups have"
-    devices = {p.name: str(val(p).device) for p in update.placeholders if p.name in rates}
+    devices = {p.name: str(val(p).device) for p in (*forward.placeholders, *update.placeholders) if p.name in rates}
     yield f"RATE_DEVICES = {devices!r}"
     of_modules = (i for i in (*captured.trace.inputs, *program.trace.inputs) if i.kind in ("parameter", "buffer"))
     models = tuple(dict.fromkeys(i.root for i in of_modules))
