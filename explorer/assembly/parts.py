@@ -21,7 +21,7 @@ from tracefuse.optimizers.costs.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, is_random, producer
 from tracefuse.optimizers.trace import Input, Output, OutputKind, Trace, eliminate_dead_code, origin
 from tracefuse.recording.calls import Value
-from tracefuse.recording.roles import Roles
+from tracefuse.recording.roles import OLD_GRADIENT, Roles
 
 Cotangents = dict[fx.Node, tuple[str, torch.Tensor]]
 
@@ -120,17 +120,22 @@ class Parts:
             wanted.append(_Wanted("gradient", leaf, node, value if is_left else None))
         for value, node in built.mutated.items():
             held = [one for one in (*built.history.get(value, ()), node) if one not in late]
-            if node in self._found.between:  # the update hands it on
+            if node in self._found.between or self._is_given_up(value):  # the former is handed on by the update
                 continue
             if held and held[-1] is not built.placeholders[value] and held[-1] not in self._gradients:
                 wanted.append(_Wanted("mutation", value, held[-1], value if held[-1] is node else None))
         return wanted
 
+    def _is_given_up(self, value: Value) -> bool:
+        """Whether, of a step in rounds, it is a gradient of the step before that one round adds to and a later one drops."""
+        return bool(self._found.between) and self._roles.sources[value][1] == OLD_GRADIENT
+
     def _update_outputs(self) -> list[_Wanted]:
         """New values of what is outside, of gradients that are still there, and what variables or optimizers hold of it."""
         built, roles, late = self._built, self._roles, self._found.ops
         behind = late | self._found.between
-        written = ((v, node) for v, node in built.mutated.items() if node in behind or node in self._gradients)
+        written = [(v, node) for v, node in built.mutated.items() if node in behind or node in self._gradients]
+        written = [(v, node) for v, node in written if node not in self._found.between or not self._is_given_up(v)]
         wanted = [_Wanted("mutation", v, node, v) for v, node in written]
         for leaf, before in self._found.gradients.items():
             value = roles.gradients.get(leaf)

@@ -257,6 +257,50 @@ class Frozen(Gan):
         self.D.requires_grad_(False)
 
 
+class Spectral(Gan):
+    """Weights that are made of others and of a buffer which each forward moves."""
+
+    def critic(self) -> nn.Module:
+        norm = torch.nn.utils.parametrizations.spectral_norm
+        return nn.Sequential(norm(nn.Linear(8, 16)), nn.LeakyReLU(0.2), norm(nn.Linear(16, 1)))
+
+
+class GeneratorFirst(Gan):
+    """The first round adds to the critic's gradients of the step before, which the second drops."""
+
+    def step(self, real: Tensor, noise: Tensor) -> None:
+        self.opt_G.zero_grad()
+        fooled = self.generators_loss(self.G(noise))
+        fooled.backward()
+        self.opt_G.step()
+        self.opt_D.zero_grad()
+        loss = self.critics_loss(real, self.G(noise))
+        loss.backward()
+        self.opt_D.step()
+
+
+class Scaled(Gan):
+    """One scaler for both losses, which each call `loss`."""
+
+    def more(self) -> None:
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+
+    def step(self, real: Tensor, noise: Tensor) -> None:
+        self.opt_D.zero_grad()
+        made = self.G(noise)
+        loss = self.critics_loss(real, made)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.opt_D)
+        self.opt_G.zero_grad()
+        loss = self.generators_loss(made)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.opt_G)
+        self.scaler.update()
+
+    def left(self) -> dict[str, Tensor]:
+        return super().left() | {f"scaler {k}": torch.as_tensor(v) for k, v in self.scaler.state_dict().items()}
+
+
 class Penalised(Gan):
     """A penalty on the critic's gradients, whose own backward is a second one."""
 
@@ -272,6 +316,7 @@ class Penalised(Gan):
 
 GANS = [
     Gan, DCGan, Scheduled, Momentum, Clipped, Critics, Dropping, ZeroedInPlace, Averaged, ClippedByNorm, Frozen,
+    Spectral, GeneratorFirst, Scaled,
 ]  # fmt: skip
 
 
