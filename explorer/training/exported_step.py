@@ -123,6 +123,12 @@ class TrainingStep:
         if twice := [name for name in self.inputs[: len(data)] if name in named]:
             raise ValueError(f"{', '.join(twice)} by position and by name: pass it once")
         passed = dict(zip(self.inputs, data, strict=False)) | named
+        if len(passed) < len(self.inputs) and any(name in CARRIED for name in self.inputs[: len(data)]):
+            raise ValueError(
+                f"the step takes {', '.join(self.inputs)}, of which each step makes {', '.join(CARRIED)} for the next one, "
+                f"and got {len(data)} by position: pass that too, as the step before returned it (`c.returned = loss, "
+                f"{CARRIED[0]}` in the loop that is captured), or pass what you pass by name"
+            )
         found = self.defaults | passed
         missing = [name for name in self.inputs if name not in found]
         if missing:

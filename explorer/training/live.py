@@ -89,7 +89,8 @@ class Live:
             if made := [name for name in new if name in self._carried]:
                 told += (
                     f". Of {', '.join(made)} each step makes the next, which a call without it never reads: return it from "
-                    f"the step (`c.returned = loss, {made[0]}` before the block ends), and pass what the call before returned"
+                    f"the step (`c.returned = loss, {made[0]}` in the loop that is captured), and pass what the call before "
+                    "returned"
                 )
             tell(told, 5)
 

@@ -153,6 +153,8 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"DATA_DEVICES = {[val(forward.placeholders[at]).device.type for at in data]!r}"
     named = {placeholder.name: placeholder for placeholder in captured.trace.placeholders}
     lines = {forward.inputs[at].name: _read_in(named[forward.inputs[at].name]) for at in data}
+    handed_on = {one.name for one in captured.carried}
+    yield f"CARRIED = {tuple(name for name in lines if name in handed_on)!r}  # of DATA, what each step makes for the next"
     yield f"READ_IN = { {name: line for name, line in lines.items() if line}!r}  # of DATA, the lines that read it first"
     yield f"OWN_DRAWS = {drawn(captured.trace)!r}  # lines in which a step draws data by itself"
     yield f"STEP_RESULTS = {_results(joint, update, of)!r}"
