@@ -22,7 +22,7 @@ from tracefuse.timeline.measurements import Measurements
 from tracefuse.training.batches import with_batches
 from tracefuse.training.counted import with_counted
 from tracefuse.training.gradients import with_half_gradients
-from tracefuse.training.rates import with_rates
+from tracefuse.training.rates import with_rates, with_rates_between
 
 V = TypeVar("V")
 """A captured program under one configuration."""
@@ -66,14 +66,17 @@ class Shared(ABC, Generic[V]):
     def followed(self) -> Shared[V]:
         """The program as a step is compiled: batches that it prepares from what has no name are inputs of it, and gradients go
         to the update as matmuls make them."""
-        program = with_half_gradients(with_batches(self.program, self.steps))
+        program = with_rates_between(with_half_gradients(with_batches(self.program, self.steps)))
         return self if program is self.program else self.of(program)
 
     @functools.cached_property
     def followed_updates(self) -> Shared[V] | None:
         """The update as a step is compiled: what changes from step to step is an input of it."""
-        update = self.followed.program.update
-        return None if update is None else self.of(with_counted(with_rates(update)), ".update")
+        joint = self.followed.program
+        if (update := joint.update) is None:
+            return None
+        rated = with_rates(update, update.stepped, {i.name for i in joint.trace.inputs})
+        return self.of(with_counted(rated), ".update")
 
     @abstractmethod
     def of(self, program: CapturedProgram, part: str = "") -> Shared[V]:

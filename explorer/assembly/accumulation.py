@@ -14,7 +14,8 @@ from tracefuse.optimizers.trace import origin, set_origin
 from tracefuse.recording.calls import Recording, Value
 
 aten = torch.ops.aten
-_ADDING = "AccumulateGrad"
+ADDING = "AccumulateGrad"
+"""What autograd's node is called that adds to what a leaf had in `.grad`."""
 
 
 def drop_zeros(built: Built, gradients: Iterable[Value]) -> None:
@@ -57,7 +58,7 @@ def put_into_modules(graph: fx.Graph) -> None:
     """Let what adds a gradient to that of an earlier backward be of the module that the gradient comes from."""
     for node in graph.nodes:
         where = origin(node)
-        if where.autograd == _ADDING and not (where.module or where.module_type):
+        if where.autograd == ADDING and not (where.module or where.module_type):
             homes = (origin(one) for one in reversed(node.all_input_nodes))
             home = next((one for one in homes if one.module or one.module_type), where)
             own = {

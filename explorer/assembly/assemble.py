@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from tracefuse.assembly.accumulation import drop_sums, drop_zeros, drop_zeros_left, put_into_modules
-from tracefuse.assembly.cut import cut
+from tracefuse.assembly.cut import Cut, cut
 from tracefuse.assembly.draws import is_in_engine, merge_repeated
 from tracefuse.assembly.functional import Built
 from tracefuse.assembly.parts import Assembled, Cotangents, Parts, hint
@@ -26,21 +26,31 @@ aten = torch.ops.aten
 _READS_NO_NUMBERS = re.compile(r"aten\.(\w+_like|new_\w+)\.")
 
 
-def assemble(
-    built: Built, recording: Recording, roles: Roles, elsewhere: str
-) -> tuple[Assembled, Assembled | None, str]:
-    """The program up to its update, the update if it has one, and why one that has was not cut: see `cut`."""
+@dataclass(frozen=True)
+class Assembly:
+    """The program up to its update, the update if it has one, and why one that has was not cut: see `cut`. `in_rounds` says
+    whether the former makes updates too, of other optimizers, and goes on with them."""
+
+    joint: Assembled
+    update: Assembled | None
+    uncut: str
+    in_rounds: bool
+
+
+def assemble(built: Built, recording: Recording, roles: Roles, elsewhere: str) -> Assembly:
+    """The program in its parts."""
     merge_repeated(built, recording.rng_states)
     put_into_modules(built.graph)
     drop_zeros(built, {**roles.gradients, **recording.gradients}.values())
     drop_zeros_left(built, recording)
     found = cut(built, recording, elsewhere)
     roles = replace(roles, results=_named_results(built, roles, {root for root, *_ in recording.roots}))
-    cotangents = _cut_cotangents(built, recording, roles)
+    # What the second round's backward starts from is computed behind that of the first: a function of no cotangents.
+    cotangents = {} if found.between else _cut_cotangents(built, recording, roles)
     if not found.ops:
         drop_sums(built, roles.gradients.values())
-    _mark_phases(built.graph, set(cotangents), found.ops)
-    return *Parts(built, roles, cotangents, found).assembled(), found.refusal
+    _mark_phases(built.graph, set(cotangents), found)
+    return Assembly(*Parts(built, roles, cotangents, found).assembled(), found.refusal, bool(found.between))
 
 
 def mark_held(built: Built, recording: Recording) -> None:
@@ -95,13 +105,17 @@ def _is_callers_choice(node: fx.Node, built: Built, roles: Roles) -> bool:
     return all(n not in kept and (n is node or n.users.keys() <= made.keys()) for n in outside)
 
 
-def _mark_phases(graph: fx.Graph, cotangents: set[fx.Node], update: set[fx.Node]) -> None:
-    """Backward is what autograd's engine ran, and whatever depends on it or on a cotangent, up to the update."""
+def _mark_phases(graph: fx.Graph, cotangents: set[fx.Node], found: Cut) -> None:
+    """Backward is what autograd's engine ran, and whatever depends on it or on a cotangent, up to the update; of a step of
+    several rounds all that stands between the first update and the last, which stays in its order."""
     for node in graph.nodes:
         late = (
-            node in cotangents or is_in_engine(node) or any(a.meta["phase"] == "backward" for a in node.all_input_nodes)
+            node in cotangents
+            or node in found.between
+            or is_in_engine(node)
+            or any(a.meta["phase"] == "backward" for a in node.all_input_nodes)
         )
-        node.meta["phase"] = "update" if node in update else "backward" if late else "forward"
+        node.meta["phase"] = "update" if node in found.ops else "backward" if late else "forward"
 
 
 def _named_results(built: Built, roles: Roles, roots: set[Value]) -> dict[Value, str]:

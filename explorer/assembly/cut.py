@@ -6,21 +6,24 @@
 An op is of the update if it ran in an optimizer's `step`, or outside autograd's engine reads what autograd left or what such
 an op made, or, after the last backward, writes to a tensor of outside what it computes from such tensors alone, as a count of
 steps. The joint program is what is left: as if the program had ended there. A forward or a backward that reads what the update
-wrote belongs to a later step, and such a program is not cut.
+wrote belongs to a later step, and such a program is not cut, unless several optimizers step in it (a GAN): then its rounds are
+of one step, the update is what comes behind the last backward, and the updates before that are of the joint program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
-from tracefuse.assembly.accumulation import only_sum
+from tracefuse.assembly.accumulation import ADDING, only_sum
 from tracefuse.assembly.draws import is_in_engine
 from tracefuse.assembly.functional import Built
 from tracefuse.assembly.refusals import where
+from tracefuse.optimizers.ops import reached
+from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.trace import origin
 from tracefuse.recording.calls import Guard, Recording, Value, values_in
 
@@ -32,10 +35,12 @@ _NOT_CUT = {"LBFGS": "evaluates the loss as often as it likes within one step"}
 @dataclass
 class Cut:
     """The `ops` of the update, and the `gradients` of leaves as the last backward left them; without ops there is none.
-    `refusal` says why a program that has an update was not cut."""
+    `between` are those from the first update to the last backward, of a step of several rounds. `refusal` says why a program
+    that has an update was not cut."""
 
     ops: set[fx.Node] = field(default_factory=set)
     gradients: dict[Value, fx.Node] = field(default_factory=dict)
+    between: set[fx.Node] = field(default_factory=set)
     refusal: str = ""
 
 
@@ -47,11 +52,25 @@ def cut(built: Built, recording: Recording, elsewhere: str) -> Cut:
     late = _late(ops, engine)
     if not engine or not _writes(built, late, recording):
         return Cut()
-    if refusal := elsewhere.rstrip(".") or _refusal(built, recording, ops, late, engine):
+    stepped = descendants(ops, {node for node in late if _is_optimizers(node)})
+    again = [node for node in ops if node in stepped and (node in engine or _is_forward(node))]
+    between = _between(recording, ops, engine) if again else []
+    refusal = elsewhere.rstrip(".") or _refusal(built, recording, () if between else again, stepped)
+    if refusal := refusal or (_of_gradients(ops, engine) if between else ""):
         return Cut(refusal=refusal)
-    late -= ancestors(engine, late)
+    late -= {*between, *ancestors(engine, late)}
     late |= _counts(built, ops, late, engine)
-    return Cut(late, _gradients(built, recording, late))
+    return Cut(late, _gradients(built, recording, late), set(between))
+
+
+def _between(recording: Recording, ops: list[fx.Node], engine: Collection[fx.Node]) -> list[fx.Node]:
+    """What runs from the first update to the last backward, of a step in which several optimizers make an update each round;
+    nothing where one makes them all, or none follows the last backward: these are several steps."""
+    if len({id(update.optimizer()) for update in recording.updates}) < 2:
+        return []
+    updates = [at for at, node in enumerate(ops) if _is_optimizers(node)]
+    last = max(at for at, node in enumerate(ops) if node in engine)
+    return ops[updates[0] : last + 1] if updates[0] < last < updates[-1] else []
 
 
 def _is_optimizers(node: fx.Node) -> bool:
@@ -76,10 +95,25 @@ def _writes(built: Built, late: Collection[fx.Node], recording: Recording) -> bo
     return any(node in late for value, node in built.mutated.items() if value not in gradients)
 
 
-def _refusal(
-    built: Built, recording: Recording, ops: list[fx.Node], late: Collection[fx.Node], engine: Collection[fx.Node]
-) -> str:
-    """Why the program cannot be cut, with what to do; "" where it can."""
+def _of_gradients(ops: Iterable[fx.Node], engine: Collection[fx.Node]) -> str:
+    """That a backward goes through what is computed from gradients, otherwise than by an update; "" where none does."""
+    computed: set[fx.Node] = set()
+    for node in ops:
+        reads = computed.intersection(node.all_input_nodes)
+        if node in engine:
+            if reads and origin(node).autograd != ADDING:
+                return (
+                    f"a backward goes through what is computed from gradients{where(origin(next(iter(reads))).source)}, as a "
+                    "gradient penalty does, in a step of several optimizers. For a compiled step, leave that out"
+                )
+        elif not _is_optimizers(node) and (reads or any(a in engine for a in node.all_input_nodes)):
+            computed.add(node)
+    return ""
+
+
+def _refusal(built: Built, recording: Recording, again: Sequence[fx.Node], stepped: Collection[fx.Node]) -> str:
+    """Why the program cannot be cut, with what to do; "" where it can. `again` are the forwards and backwards behind an update
+    that depend on it, as all that is `stepped` does."""
     for update in recording.updates:
         if update.kind in _NOT_CUT:
             return (
@@ -89,14 +123,20 @@ def _refusal(
     if built.wrote_to_views:
         line = where(built.wrote_to_views[0].origin.source)
         return f"the update writes to views of its tensors{line}, and no trace of its own can hold that"
-    stepped = descendants(ops, {node for node in late if _is_optimizers(node)})
-    again = next((node for node in ops if node in stepped and (node in engine or _is_forward(node))), None)
-    if again is None:
+    if not again:
         return ""
     return (
-        f"the program goes on{where(origin(again).source)} with what the optimizer changed. Capture one forward, its "
+        f"the program goes on{where(_own_line(again[0], stepped))} with what the optimizer changed. Capture one forward, its "
         "backward and its update by themselves (`with tracefuse.capture():`)"
     )
+
+
+def _own_line(node: fx.Node, stepped: Collection[fx.Node]) -> Source | None:
+    """The line of a loop that goes on with `node`, which may be in a module's forward: the first outside of modules that
+    depends on it, where the loop has one."""
+    found = reached([node], lambda one: [user for user in one.users if user in stepped])
+    outside = [one for one in found if not (origin(one).module_type or is_in_engine(one) or _is_optimizers(one))]
+    return origin(outside[0] if outside else node).source
 
 
 def _is_forward(node: fx.Node) -> bool:

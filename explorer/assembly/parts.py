@@ -21,7 +21,7 @@ from tracefuse.optimizers.costs.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, is_random, producer
 from tracefuse.optimizers.trace import Input, Output, OutputKind, Trace, eliminate_dead_code, origin
 from tracefuse.recording.calls import Value
-from tracefuse.recording.roles import Roles
+from tracefuse.recording.roles import OLD_GRADIENT, Roles
 
 Cotangents = dict[fx.Node, tuple[str, torch.Tensor]]
 
@@ -120,14 +120,22 @@ class Parts:
             wanted.append(_Wanted("gradient", leaf, node, value if is_left else None))
         for value, node in built.mutated.items():
             held = [one for one in (*built.history.get(value, ()), node) if one not in late]
+            if node in self._found.between or self._is_given_up(value):  # the former is handed on by the update
+                continue
             if held and held[-1] is not built.placeholders[value] and held[-1] not in self._gradients:
                 wanted.append(_Wanted("mutation", value, held[-1], value if held[-1] is node else None))
         return wanted
 
+    def _is_given_up(self, value: Value) -> bool:
+        """Whether, of a step in rounds, it is a gradient of the step before that one round adds to and a later one drops."""
+        return bool(self._found.between) and self._roles.sources[value][1] == OLD_GRADIENT
+
     def _update_outputs(self) -> list[_Wanted]:
         """New values of what is outside, of gradients that are still there, and what variables or optimizers hold of it."""
         built, roles, late = self._built, self._roles, self._found.ops
-        written = ((v, node) for v, node in built.mutated.items() if node in late or node in self._gradients)
+        behind = late | self._found.between
+        written = [(v, node) for v, node in built.mutated.items() if node in behind or node in self._gradients]
+        written = [(v, node) for v, node in written if node not in self._found.between or not self._is_given_up(v)]
         wanted = [_Wanted("mutation", v, node, v) for v, node in written]
         for leaf, before in self._found.gradients.items():
             value = roles.gradients.get(leaf)
@@ -137,7 +145,8 @@ class Parts:
         known |= {one.left.base for one in wanted if one.left is not None}
         taken: set[str] = set()
         for value, name in (roles.results | roles.kept).items():
-            is_made = value in built.nodes and built.nodes[value] in late and value.base not in known
+            is_late = value in built.nodes and built.nodes[value] in (late if value in roles.results else behind)
+            is_made = is_late and value.base not in known
             if is_made and (not late or name):
                 fresh = next(n for i in itertools.count() if (n := f"{name}_{i}" if i else name) not in taken)
                 taken.add(fresh)
@@ -162,7 +171,8 @@ class Parts:
         # What `torch.autograd.grad` yields is no gradient of a leaf, and its backward is the joint program's all the same.
         late = (n for n in nodes if n in self._found.ops)
         made_by_autograd = {a for n in late for a in n.all_input_nodes if a.meta["phase"] == "backward"}
-        returned = {one.node for one in joint} | draws | made_by_autograd
+        handed_on = {node for node in self._built.mutated.values() if node in self._found.between}
+        returned = {one.node for one in joint} | draws | made_by_autograd | handed_on
         found = returned | ancestors(returned, nodes)
         return found | {n for n in nodes if is_getitem(n) and producer(n) in found and n not in self._found.ops}
 

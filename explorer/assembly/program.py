@@ -109,7 +109,8 @@ class CapturedProgram:
 
     `update` is what an optimizer and what belongs to it do behind the backward, a program of its own: its inputs of the kinds
     "gradient" and "result" are what this one returns, `outside` gives the others. `uncut` says why a program that has one is
-    not cut there, and `stepped` of an update which optimizers made it.
+    not cut there, and `stepped` of an update which optimizers made it. Of a step `in_rounds` (a GAN's) this one makes updates
+    too, which its later rounds go on with, and `update` is that of the last round and what the others hand on.
 
     `slots` say by name where modules keep inputs, `carried` what one step leaves to the next otherwise than by writing to it,
     and `prepared` of inputs that the program makes of data before it gives them to the model, and that no variable holds, the
@@ -130,6 +131,7 @@ class CapturedProgram:
     order: str = ""
     update: CapturedProgram | None = None
     uncut: str = ""
+    in_rounds: bool = False
     stepped: tuple[Stepped, ...] = ()
     outside: Callable[[], Inputs] | None = None
     slots: Mapping[str, Slot] = field(default_factory=dict)
@@ -257,7 +259,8 @@ def captured_program(
     built = _functional(recording, roles, dict(zip(externals, inputs, strict=True)), (*outputs, *roles.kept, *seeds))
     grown = growing_graph(recording, ended.alive) or growing_by_list(recording, ended.growing_list)
     elsewhere = made_elsewhere(recorder, {value: name for value, (_, name) in roles.sources.items()})
-    joint, update, uncut = assemble(built, recording, roles, elsewhere)
+    assembly = assemble(built, recording, roles, elsewhere)
+    joint, update = assembly.joint, assembly.update
     verify(joint.trace)
     chosen = [x for one in (joint, update) if one is not None for x in one.chosen if isinstance(x, int)]
     check_unreplaced(recording, [externals[x] for x in chosen if externals[x] not in recording.settled])
@@ -292,7 +295,8 @@ def captured_program(
         ),
         backwards=recording.backwards,
         order=forwards_first(built.graph),
-        uncut=uncut,
+        uncut=assembly.uncut,
+        in_rounds=assembly.in_rounds,
         slots=_slots(recorder, name_of_value),
         carried=tuple(_carried(recorder, ended, [_names_of(one, externals) for one in parts])),
     )
@@ -300,8 +304,10 @@ def captured_program(
     if update is not None:
         verify(update.trace)
         own = Inputs(_given(update, inputs), _given(update, live_externals), read.rng_states)
-        steps = _stepped(recording, _names_of(update, externals), made.optimizers)
-        slots = _slots(recorder, _names_of(update, externals))
+        names = _names_of(update, externals)
+        of_steps = _names_of(joint, externals) | names if assembly.in_rounds else names
+        steps = _stepped(recording, of_steps, made.optimizers)
+        slots = _slots(recorder, names)
         made = with_update(made, update.trace, lambda: own, replayed, steps, slots)
     return made, tuple(left), ended.read
 

@@ -117,7 +117,7 @@ class _Rewriter:
         pairs = [(target, source) for target, source in pairs if source is not target]
         if not pairs:
             return
-        taken = set(inputs.values())
+        taken = {target for target, _ in pairs}
         own = [self._new(aten.clone.default, source) if source in taken else source for _, source in pairs]
         self._new(aten._foreach_copy_.default, [target for target, _ in pairs], own)
 

@@ -58,7 +58,7 @@ def check_one_step(variant: Optimised) -> None:
             "two backwards start from the same result (`retain_graph=True`). Add what they start from, and call `.backward()` "
             "once on the sum."
         )
-    if not roots and any(out.kind == "gradient" for out in backward.outputs):
+    if not roots and not variant.program.in_rounds and any(out.kind == "gradient" for out in backward.outputs):
         raise ExportError(
             "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
             "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
@@ -117,14 +117,18 @@ def lines_of(late: _Late) -> list[str]:
     return found[:2]
 
 
-def why_no_verdict(backward: Trace) -> str:
-    """Why the times of the two halves say nothing about a backward, with the remedy; "" for a program of one step.
+def why_no_verdict(backward: Trace, in_rounds: bool = False) -> str:
+    """Why the times of the two halves say nothing about a backward, with the remedy; "" for a program of one step. Of one in
+    rounds all that follows the first update is in the second half.
 
     What autograd computed itself is backward, also where `torch.autograd.grad` returns it.
     """
     found = computed_from_gradients(backward)
     late = " and ".join(lines_of([(out, node) for out, node in found if not origin(node).autograd]))
     part = "one step" if is_written(found) else "a part that is one forward and one backward"
+    if late and in_rounds:
+        behind = f"what follows the first update, to {late}"
+        return f"No ratios and no slowest module: the backward's times are also those of {behind}."
     return late and f"No ratios and no slowest module: the backward's times are also those of {late}. Capture {part}."
 
 

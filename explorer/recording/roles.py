@@ -52,8 +52,14 @@ class Roles:
     roots: tuple[str, ...] = ()
 
 
-def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gradient_of: GradientOf) -> Roles:
-    """Inputs' names, results and gradients, by value."""
+def roles_of(
+    recorder: Recorder,
+    namespace: Mapping[str, Any],
+    returned: Any,
+    gradient_of: GradientOf,
+    rebound: Mapping[str, Any] | None = None,
+) -> Roles:
+    """Inputs' names, results and gradients, by value. The program has `rebound` some variables of the `namespace` since."""
     recording = recorder.recording
 
     def value_of(tensor: torch.Tensor) -> Value | None:
@@ -71,7 +77,8 @@ def roles_of(recorder: Recorder, namespace: Mapping[str, Any], returned: Any, gr
     called = bound | recorder.bindings.held
     sources, states = _sources(recorder, namespace, bound, called, data)
 
-    results = _returned_values(returned, value_of, bound)
+    now = {**namespace, **(rebound or {})}
+    results = _returned_values(returned, value_of, bound, _names_inside(now, value_of))
     scaled = _scaled(recording, called)
     results |= {
         root: results.get(root) or bound.get(root, "") or scaled.get(root, "") for root, _, _ in recording.roots
@@ -251,15 +258,31 @@ def _attributes_of(name: str, thing: Any) -> list[tuple[str, Any]]:
     return [] if is_a(thing, (nn.Module, list, tuple, dict)) else [(f"{name}{key}", one) for key, one in _inside(thing)]
 
 
+def _names_inside(namespace: Mapping[str, Any], value_of: Callable[[Any], Value | None]) -> dict[Value, str]:
+    """The variable that holds each tensor, itself or in a tuple or list."""
+    found: dict[Value, str] = {}
+    for name, thing in namespace.items():
+        held = [one for _, one in contents_of(thing)] if is_a(thing, (list, tuple)) else [thing]
+        for one in held if not name.startswith("_") else ():
+            if is_a(one, torch.Tensor) and (value := value_of(one)) is not None:
+                found.setdefault(value, name)
+    return found
+
+
 def _returned_values(
-    returned: Any, value_of: Callable[[Any], Value | None], bound: Mapping[Value, str]
+    returned: Any,
+    value_of: Callable[[Any], Value | None],
+    bound: Mapping[Value, str],
+    inside: Mapping[Value, str],
 ) -> dict[Value, str]:
+    """What the program says that it returns, as a variable is called that has it, else by its key there, else as one that has
+    it `inside`."""
     found = {}
     for path, leaf in tree_flatten_with_path(returned)[0]:
         value = value_of(leaf) if is_a(leaf, torch.Tensor) else None
         if value is not None:
             label = "_".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", "")))) for k in path)
-            found[value] = bound.get(value, label if label and not label.isdigit() else "")
+            found[value] = bound.get(value) or label.lstrip("_0123456789") or inside.get(value, "")
     return found
 
 

@@ -245,18 +245,28 @@ class Run:
                 self._thaw.__exit__(None, None, None)
             self._thaw = None
 
-    def note_end(self, namespace: Mapping[str, Any], returned: Any) -> None:
-        """The program is over, and its recorder takes notes no more."""
-        self.ended = self.recorder.shield.note(self._noted, namespace, returned)
+    def note_end(
+        self,
+        namespace: Mapping[str, Any],
+        returned: Any,
+        rebound: Mapping[str, Any] | None = None,
+        goes_on: bool = False,
+    ) -> None:
+        """The program is over, and its recorder takes notes no more. Some variables of the `namespace` it has `rebound` since,
+        which hold what they held no more; where it `goes_on`, they may have what is read next."""
+        self.ended = self.recorder.shield.note(self._noted, namespace, returned, rebound or {}, goes_on)
 
-    def _noted(self, namespace: Mapping[str, Any], returned: Any) -> Ended:
+    def _noted(self, namespace: Mapping[str, Any], returned: Any, rebound: Mapping[str, Any], goes_on: bool) -> Ended:
         recorder, thaw = self.recorder, self._thaw
         gradient_of = _gradient if thaw is None else thaw.gradient_of
         recorder.note_end()
-        roles = roles_of(recorder, namespace, returned, gradient_of)
+        roles = roles_of(recorder, namespace, returned, gradient_of, rebound)
+        left = left_by(recorder, roles, namespace, returned, gradient_of)
+        if rebound and not goes_on and isinstance(namespace, dict):
+            namespace |= rebound  # in place: this very dict holds what they held
         return Ended(
             roles=roles,
-            left=left_by(recorder, roles, namespace, returned, gradient_of),
+            left=left,
             read=read_from_outside(recorder),
             alive=recorder.values.alive(),
             given_up=given_up(recorder, roles),

@@ -67,9 +67,10 @@ class Captured:
     order: str = ""
     uncut: str = ""
     update: SavedInputs | None = None
+    in_rounds: bool = False
 
 
-SHARED = ("stops", "dropped", "optimizers", "pinned", "environment", "thawed", "order", "uncut")
+SHARED = ("stops", "dropped", "optimizers", "pinned", "environment", "thawed", "order", "uncut", "in_rounds")
 """What `Captured` has of the captured program as it is there."""
 
 

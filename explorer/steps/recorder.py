@@ -196,8 +196,12 @@ class StepRecorder(Recorder):
         self._waiting.clear()
         self.detach()
         if self.ops is None:
-            held = {name: one for name, found in self._held.items() if (one := found()) is not None}
-            self.run.note_end({**self._names(), **held}, self._returned())
+            names = dict(self._names())
+            then = {name: one for name, found in self._held.items() if (one := found()) is not None}
+            rebound = {n: names[n] for n, one in then.items() if names.get(n, one) is not one}
+            names |= then
+            then.clear()
+            self.run.note_end(names, self._returned(), rebound, goes_on=not self.is_last)
         self._names = dict  # which keeps a frame
         self._ended(self)
 

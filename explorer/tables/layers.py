@@ -31,7 +31,7 @@ from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.optimizers.costs.cost import flops
 from tracefuse.optimizers.liveness import known_saved_values
 from tracefuse.optimizers.ops import does_work, grouped
-from tracefuse.optimizers.trace import Trace, human_bytes, origin
+from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
 from tracefuse.tables.folding import OUTSIDE, folded_paths, kind, work
 from tracefuse.tables.halves import halves
 from tracefuse.text import aligned, figure
@@ -190,7 +190,8 @@ def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layer
         _layer(path, folds.get(path, path), parts[0].get((path, is_in), _Part()), parts[1].get((path, is_in), _Part()))
         for path, is_in in places
     ]
-    return Layers(rows, times[1].provenance, why_no_verdict(before.split()[1]))
+    has_update = any(phase(node) == "update" for node in before.ops)
+    return Layers(rows, times[1].provenance, why_no_verdict(before.split()[1], has_update))
 
 
 @dataclass

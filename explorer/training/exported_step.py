@@ -115,7 +115,7 @@ class TrainingStep:
         for name, places in SHARED_RATES.items():
             rates = [self.groups[optimizer][at]["lr"] for optimizer, at in places]
             if any(rate is not rates[0] for rate in rates):
-                dtype = next(row[5] for row in UPDATED if row[0] == name)
+                dtype = next(row[-1] for row in (*UPDATED, *INPUTS) if row[0] == name)
                 if len({torch.tensor(float(rate), dtype=dtype).item() for rate in rates}) > 1:
                     groups = " and ".join(f"{OPTIMIZERS[of][0]}.param_groups[{at}]" for of, at in places)
                     raise ValueError(
@@ -142,6 +142,12 @@ class TrainingStep:
         if twice := [name for name in self.inputs[: len(data)] if name in named]:
             raise ValueError(f"{', '.join(twice)} by position and by name: pass it once")
         passed = dict(zip(self.inputs, data, strict=False)) | named
+        if len(passed) < len(self.inputs) and any(name in CARRIED for name in self.inputs[: len(data)]):
+            raise ValueError(
+                f"the step takes {', '.join(self.inputs)}, of which each step makes {', '.join(CARRIED)} for the next one, "
+                f"and got {len(data)} by position: pass that too, as the step before returned it (`c.returned = loss, "
+                f"{CARRIED[0]}` in the loop that is captured), or pass what you pass by name"
+            )
         found = self.defaults | passed
         missing = [name for name in self.inputs if name not in found]
         if missing:
@@ -261,7 +267,7 @@ class Bound:
         return self.made.setdefault(name, torch.tensor(float(rate), dtype=dtype, device=RATE_DEVICES[name]))
 
     def dtype(self, name):
-        return next(row[5] for row in UPDATED if row[0] == name)
+        return next(row[-1] for row in (*UPDATED, *INPUTS) if row[0] == name)
 
 
 def bind(model, optimizer, tensors=None):

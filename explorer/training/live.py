@@ -69,7 +69,7 @@ class Live:
         self._tensors |= update.from_outside(is_live=True)
         self._steps = optimizers_of(update)
         self._state = {name: (at, *found) for at, step in enumerate(self._steps) for name, found in step.state.items()}
-        self._rates = rates_of(update)
+        self._rates = rates_of(joint, update)
         self._slots = {**joint.slots, **update.slots}
         self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
         self._there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
@@ -88,7 +88,8 @@ class Live:
             if made := [name for name in new if name in self._carried]:
                 told += (
                     f". Of {', '.join(made)} each step makes the next, which a call without it never reads: return it from "
-                    f"the step (`c.returned = loss, {made[0]}` before the block ends), and pass what the call before returned"
+                    f"the step (`c.returned = loss, {made[0]}` in the loop that is captured), and pass what the call before "
+                    "returned"
                 )
             tell(told, 5)
 

@@ -27,7 +27,8 @@ def prepared(trace: Trace) -> dict[fx.Node, set[fx.Node]]:
             found[placeholder] = {placeholder}
     ops = {}
     for node in trace.ops:
-        is_outside = phase(node) == "forward" and not origin(node).module_type
+        where = origin(node)
+        is_outside = not where.module_type and (phase(node) == "forward" or not where.autograd)  # or of a later round
         if is_outside and all(one in found for one in node.all_input_nodes):
             found[node] = ops[node] = set().union(*(found[one] for one in node.all_input_nodes))
     return ops

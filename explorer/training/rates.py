@@ -5,7 +5,8 @@ _fused_adamw.default(…, lr=0.001)        _fused_adamw.tensor_lr(…, lr=lr)   
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
@@ -23,18 +24,18 @@ def is_followed(op: str, argument: str) -> bool:
     return argument == "lr" and _with_tensor(name.removesuffix("_")) is not None
 
 
-def with_rates(update: CapturedProgram) -> CapturedProgram:
-    """`update` with an input for each group's learning rate that is a number in a fused operator, and without what a schedule
-    does to one that is a tensor: schedules stay the program's own."""
-    update = replace(update, trace=_without_schedules(update.trace))
+def with_rates(program: CapturedProgram, stepped: tuple[Stepped, ...], taken: Collection[str]) -> CapturedProgram:
+    """`program` with an input for each group's learning rate that is a number in a fused operator of those `stepped`, and
+    without what a schedule does to one that is a tensor: schedules stay the program's own. `taken` are names of others."""
+    program = replace(program, trace=_without_schedules(program.trace))
     found: dict[tuple[Stepped, int], list[fx.Node]] = {}
-    for node in update.trace.ops:
-        group = _group(node, update.stepped)
-        if group is not None:
+    for node in program.trace.ops:
+        group = _group(node, stepped)
+        if group is not None and _is_one_rate(*group, stepped):
             found.setdefault(group, []).append(node)
     if not found:
-        return update
-    trace, rates = _rewritten(update.trace, found)
+        return program
+    trace, rates = _rewritten(program.trace, found, taken)
 
     def followed(read: Callable[[], Inputs]) -> Callable[[], Inputs]:
         def read_all() -> Inputs:
@@ -43,8 +44,15 @@ def with_rates(update: CapturedProgram) -> CapturedProgram:
 
         return read_all
 
-    outside = update.outside and followed(update.outside)
-    return replace(update, trace=trace, read_inputs=followed(update.read_inputs), outside=outside)
+    outside = program.outside and followed(program.outside)
+    return replace(program, trace=trace, read_inputs=followed(program.read_inputs), outside=outside)
+
+
+def with_rates_between(program: CapturedProgram) -> CapturedProgram:
+    """The same of a step in rounds, whose forward and backward make updates too; of another one `program` itself."""
+    if not program.in_rounds or program.update is None:
+        return program
+    return with_rates(program, program.update.stepped, {i.name for i in program.update.trace.inputs})
 
 
 def _without_schedules(trace: Trace) -> Trace:
@@ -70,6 +78,12 @@ def _group(node: fx.Node, steps: tuple[Stepped, ...]) -> tuple[Stepped, int] | N
     return next(((step, step.group_of[first]) for step in steps if first in step.group_of), None)
 
 
+def _is_one_rate(of: Stepped, group: int, steps: tuple[Stepped, ...]) -> bool:
+    """Whether all steps of that optimizer, where it makes several, had the same number there."""
+    rates = {step.groups[group].get("lr") for step in steps if step.optimizer() is of.optimizer()}
+    return len(rates) == 1
+
+
 def _is_fused(node: fx.Node) -> bool:
     target = node.target
     is_plain = isinstance(target, OpOverload) and target._overloadname == "default"
@@ -84,15 +98,19 @@ def _with_tensor(name: str) -> OpOverload | None:
     return found if is_same else None
 
 
-def _rewritten(trace: Trace, found: dict[tuple[Stepped, int], list[fx.Node]]) -> tuple[Trace, tuple[torch.Tensor, ...]]:
+def _rewritten(
+    trace: Trace, found: dict[tuple[Stepped, int], list[fx.Node]], taken: Collection[str]
+) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     new = trace.copy()
+    numbered = (f"lr_{at}" if at else "lr" for at in itertools.count())
+    free = (name for name in numbered if name not in taken)
     graph, inputs, rates = new.graph, list(new.inputs), []
     named = {node.name: node for node in graph.nodes}
     last = new.placeholders[-1]
     for (step, group), nodes in found.items():
         rate = _rate(float(arguments(nodes[0])["lr"]), val(nodes[0].args[0][0]))  # type: ignore[index, arg-type]
         with graph.inserting_after(last):
-            last = graph.create_node("placeholder", "lr", name="lr")
+            last = graph.create_node("placeholder", "lr", name=next(free))
         last.target = last.name
         with fake_mode(graph):
             last.meta = {"val": torch.empty((), dtype=rate.dtype, device=rate.device), "phase": phase(nodes[0])}

@@ -54,6 +54,7 @@ def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Step
             "the session has no optimizer, whose learning rate a step reads: load the model and capture the step here."
         )
     _check_old_gradients(joint, update)
+    _check_frozen(joint)
     if said := first_of_optimizer(program.trace):
         raise ExportError(said)
     if steps is not None:
@@ -98,6 +99,20 @@ def _check_old_gradients(joint: Optimised, update: Optimised) -> None:
                     f"the step reads a gradient that the step before has left in `.grad`{line}, and a compiled step leaves "
                     "none: read gradients behind the backward of their own step, before `optimizer.step()`."
                 )
+
+
+def _check_frozen(joint: Optimised) -> None:
+    """Of a step in rounds the passes took a gradient from the backward that an update within it reads."""
+    program, left = joint.program, {out.of for out in joint.trace.outputs if out.kind == "gradient"}
+    if program.update is None or not program.in_rounds:
+        return
+    updated = {name for step in program.update.stepped for name in step.group_of}
+    for out in program.trace.outputs:
+        if out.kind == "gradient" and out.of in updated - left:
+            raise ExportError(
+                f"an update reads the gradient of {program.trace.input_of(out.of).source}, which the passes took from the "
+                "backward: leave out `freeze`, or capture the step with that parameter frozen"
+            )
 
 
 def _check_varying(varying: Sequence[Varying], joint: Optimised, update: Optimised) -> None:
@@ -272,13 +287,12 @@ def _check_state(steps: Steps, joint: Optimised) -> None:
 
 def _check_read(joint: Optimised, update: Optimised) -> None:
     """An update that computes with what the host read of a tensor, as of a count of steps, holds for this step only."""
-    lines = {line_of(node) for node in update.program.trace.ops} - {""}
+    between = [node for node in joint.program.trace.ops if joint.program.in_rounds and not origin(node).autograd]
+    lines = {line_of(node) for node in (*between, *update.program.trace.ops)} - {""}
     raised = raised_in(update.program)
     for guard in joint.program.guards:
-        if guard.in_optimizer and guard.value in raised.get(
-            str(guard.source), ()
-        ):  # a count, which the step raises itself
-            continue
+        if guard.in_optimizer and guard.value in raised.get(str(guard.source), ()):
+            continue  # a count, which the step raises itself
         if guard.decides and not isinstance(guard.value, bool) and str(guard.source or "") in lines:
             todo = remedy("", guard.source, update.program.stepped) or YOURS
             raise ExportError(

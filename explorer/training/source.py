@@ -107,11 +107,11 @@ def optimizers_of(update: CapturedProgram) -> list[Stepped]:
     return list(found.values())
 
 
-def rates_of(update: CapturedProgram) -> dict[str, tuple[int, int]]:
-    """The update's inputs that are learning rates: which optimizer, which group."""
+def rates_of(joint: CapturedProgram, update: CapturedProgram) -> dict[str, tuple[int, int]]:
+    """The inputs of a step's parts that are learning rates: which optimizer, which group."""
     names = _places_of(update)
     found = {}
-    for entry in update.trace.inputs:
+    for entry in (*joint.trace.inputs, *update.trace.inputs):
         match = re.fullmatch(r"(.*)\.param_groups\[(\d+)\]\['lr'\]", entry.source)
         if entry.kind == "hyperparameter" and match is not None and match[1] in names:
             found[entry.name] = names[match[1]], int(match[2])
@@ -140,8 +140,8 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     forward, data = joint.forward, data_of(captured.trace, program.trace)
     of = handed_over(captured.trace, update_of.trace)
     handed = _handed(of, joint, update)
-    read = {i.name for i in update.inputs}
-    rates = {name: place for name, place in rates_of(program).items() if name in read}
+    read = {i.name for i in (*forward.inputs, *update.inputs)}
+    rates = {name: place for name, place in rates_of(captured, program).items() if name in read}
     at_of = _places_of(program)
     written = {out.of for out in forward.outputs if out.kind == "mutation"}
     yield "# --- and that of its update"
@@ -160,6 +160,8 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"DATA_DEVICES = {[val(forward.placeholders[at]).device.type for at in data]!r}"
     named = {placeholder.name: placeholder for placeholder in captured.trace.placeholders}
     lines = {forward.inputs[at].name: _read_in(named[forward.inputs[at].name]) for at in data}
+    handed_on = {one.name for one in captured.carried}
+    yield f"CARRIED = {tuple(name for name in lines if name in handed_on)!r}  # of DATA, what each step makes for the next"
     yield f"READ_IN = { {name: line for name, line in lines.items() if line}!r}  # of DATA, the lines that read it first"
     yield f"OWN_DRAWS = {drawn(captured.trace)!r}  # lines in which a step draws data by itself"
     yield f"STEP_RESULTS = {_results(joint, update, of)!r}"
@@ -175,7 +177,10 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     counts = {name: (called[name], at_of[step.name], group) for name, (step, group) in counts_of(program).items()}
     yield f"COUNTS = {counts!r}  # of steps, raised by each call: what it is, which optimizer, which group"
     yield f"SHARED_RATES = {_shared(program, rates)!r}  # those that several groups have"
-    devices = {p.name: str(val(p).device) for p in update.placeholders if p.name in rates or p.name in numbers}
+    followed_too = {*rates, *numbers}
+    devices = {
+        p.name: str(val(p).device) for p in (*forward.placeholders, *update.placeholders) if p.name in followed_too
+    }
     yield f"RATE_DEVICES = {devices!r}"
     of_modules = (i for i in (*captured.trace.inputs, *program.trace.inputs) if i.kind in ("parameter", "buffer"))
     models = tuple(dict.fromkeys(i.root for i in of_modules))

@@ -119,7 +119,7 @@ def payload(
         "usage": usage(variant, name) if name else "",
         "blocked": stopped,
         "steps": steps_record(variant.capture.steps),
-        "no_verdict": why_no_verdict(variant.capture.backward),
+        "no_verdict": why_no_verdict(variant.capture.backward, variant.program.in_rounds),
         "roots": sorted({root for trace in (before, after) for n in trace.ops if (root := origin(n).root)}),
         "runs_triton": variant.runs_triton,
         "passes": _pass_records(variant, clock, deltas, shares),

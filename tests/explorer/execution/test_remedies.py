@@ -166,7 +166,7 @@ def _meta() -> Pair:
 SAID = {
     _accumulation: r"the first of its optimizer: it makes momentum_buffer of 0\.weight.* or capture a later step",
     _clipping: r"the first of its optimizer: it makes exp_avg of 0\.weight.* or capture a later step",
-    _gan: r"the program goes on \(.*backward\(\)\) with what the optimizer changed\. Capture one forward, its backward",
+    _gan: "the captured step is the first of its optimizer",
     _penalty: "computed from gradients .* capture a part of it that is one forward and one backward",
     _saliency: "computed from gradients .* capture a part of it that is one forward and one backward",
     _maml: "computed from gradients .* capture a part of it that is one forward and one backward",
