@@ -318,3 +318,17 @@ def test_on_a_gpu_in_a_graph() -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(into, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("padding_idx", [-1, 1])
+@pytest.mark.parametrize(
+    ("count", "rows", "width"), [(1, 1, 1), (40, 1, 1), (1, 70000, 1), (40, 70000, 3), (40, 2, 17)]
+)
+def test_on_a_gpu_sizes_of_one(count: int, rows: int, width: int, padding_idx: int) -> None:
+    """Triton makes constants of arguments that are 1."""
+    total, gradient, indices = on_gpu(count, rows, width, f32, drawn)
+    check(ADD_EMBEDDING_GRADIENT(total, gradient, indices, padding_idx), total, gradient, indices, padding_idx)
+    turned = gradient.t().contiguous().t()
+    found = ADD_EMBEDDING_GRADIENT(total, turned, indices.int(), padding_idx)
+    assert torch.equal(found, ADD_EMBEDDING_GRADIENT(total, gradient, indices, padding_idx))
