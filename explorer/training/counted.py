@@ -151,8 +151,10 @@ def _counts(step: Stepped) -> dict[str, str]:
 def _followed(update: CapturedProgram) -> Iterator[tuple[tuple[Stepped, int, str], list[_Place]]]:
     """The places of each formula of each group of each optimizer that is followed as a whole."""
     lines = Counter(step.source for step in update.stepped)
+    calls = Counter(step.name for step in update.stepped)
     for step in update.stepped:
-        if lines[step.source] == 1 and step.kind in OF_KIND and _is_of_torch(step):  # one call is one step
+        is_one = lines[step.source] == calls[step.name] == 1  # a count that is raised twice is two numbers
+        if is_one and step.kind in OF_KIND and _is_of_torch(step):
             yield from _of(step, update)
 
 

@@ -57,14 +57,14 @@ def step_source(joint: Optimised, update: Optimised) -> str:
     kernels = tuple(text for name, text in kernel_texts(update).items() if name not in known)
     captured = rendered(update.program.trace).replace("def update(", "def captured_update(", 1)
     timed = rendered(in_place(update.program.trace)).replace("def update(", "def captured_update_in_place(", 1)
-    made = _read(update.trace)
+    made = without_unread(update.trace)
     tables = "\n".join(_tables(joint, update.program, made))
     return module_source(
         joint, Further(ABOUT, kernels, rendered(in_place(made)), f"{captured}\n{timed}", tables, _RUNTIME)
     )
 
 
-def _read(update: Trace) -> Trace:
+def without_unread(update: Trace) -> Trace:
     """`update` with the inputs that it reads or writes alone: of a frozen parameter there are others."""
     new, written = update.copy(), {out.of for out in update.outputs}
     for placeholder in new.placeholders:

@@ -35,13 +35,16 @@ from tracefuse.optimizers.lowering.placements import scatter_refusal
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
 from tracefuse.optimizers.ops import arguments, aten, is_view, once_per_operator, reached, read_by
-from tracefuse.optimizers.trace import HALVES, SHORT_DTYPE, phase, shape_of, tensors, val
+from tracefuse.optimizers.trace import HALVES, SHORT_DTYPE, nbytes, phase, shape_of, tensors, val
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
 SCATTERS = {"embedding_dense_backward", "index_put", "scatter", "scatter_add", "index_add"}
 
 # ATen runs these as two kernels, a fill and a copy.
 FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default, aten.constant_pad_nd.default}
+
+LEAST_CAST = 32 << 20
+"""Bytes of float32 from which on a cast is worth a kernel of its own."""
 
 # One number per row, which ATen computes in one pass.
 PLAIN_REDUCTIONS = {
@@ -90,6 +93,9 @@ def slow_in_aten(node: fx.Node) -> str | None:
     if _is_slow_gelu(node):
         # `tests/bench/gpt_step.py --breakdown` has both.
         return f"ATen's own kernel of {SHORT_DTYPE[val(node).dtype]} does not keep up with memory"
+    if _is_wide_cast(node):
+        # `tests/bench/fusions/embeddings.py` has such a cast alone, and with an addition, beside what memory takes.
+        return f"ATen's own cast to {SHORT_DTYPE[val(node).dtype]} takes twice as long as memory"
     if node.target in WINDOW_OPS - NEAREST:
         # Of programs with a pool, torch.compile, which gathers as we do, took 0.3 to 0.7 of eager's time on an H200.
         return "ATen's own kernel of windows does not keep up with memory"
@@ -106,6 +112,13 @@ def _is_slow_gelu(node: fx.Node) -> bool:
         return True
     is_gelu = node.target in (aten.gelu.default, aten.gelu_backward.default) and val(node).dtype in HALVES
     return is_gelu and arguments(node)["approximate"] == "none"
+
+
+def _is_wide_cast(node: fx.Node) -> bool:
+    """Whether a half becomes float32 in ATen, and is too much for caches."""
+    if node.target is not aten._to_copy.default or val(node).dtype is not torch.float32:
+        return False
+    return val(node.args[0]).dtype in HALVES and nbytes(node) >= LEAST_CAST  # type: ignore[arg-type]
 
 
 def _getitem_refusal(node: fx.Node) -> str | None:

@@ -70,6 +70,15 @@ def test_gelu_of_halves_is_a_kernel_alone_where_aten_computes_an_error_function(
         assert "one op alone" in fused(op, x).reasons("leave")[0]
 
 
+@pytest.mark.parametrize("rows", [1 << 13, 1 << 12])
+def test_a_large_cast_of_halves_is_a_kernel_alone(rows: int) -> None:
+    """ATen's takes twice as long as memory; where the result fits into a cache, it does not matter."""
+    result = fused(lambda x: x.float(), torch.zeros(rows, 1024, dtype=torch.bfloat16))
+    assert len(kernels(result)) == (rows == 1 << 13)
+    back = fused(lambda x: x.bfloat16(), torch.zeros(rows, 1024))
+    assert not kernels(back)
+
+
 def test_views_alone_are_never_a_kernel() -> None:
     assert not kernels(fused(lambda x: x.t().unsqueeze(0)[:, 1:], torch.randn(4, 5)))
 
