@@ -55,8 +55,8 @@ from tracefuse.timeline.kernel_times import kernel_times as timed_kernels
 from tracefuse.timeline.measurements import Said
 from tracefuse.timeline.replayed import Timeline
 from tracefuse.timeline.replayed import timeline as profiled_timeline
-from tracefuse.training.live import training_step
-from tracefuse.training.refusals import check_step
+from tracefuse.training.live import tell, training_step
+from tracefuse.training.refusals import check_step, not_compared
 from tracefuse.training.source import step_source
 
 if TYPE_CHECKING:
@@ -230,6 +230,8 @@ class Variant(Passed):
             source, update = self._step_source(progress), self.followed_update
             assert update is not None
             self._steps[cuda_graph] = training_step(self.followed, update, source, cuda_graph)
+            if said := not_compared(self.capture.steps):
+                tell(said, 3)
         return self._steps[cuda_graph]
 
     @functools.cached_property

@@ -20,6 +20,7 @@ from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import BATCH_NORMS, Call, Value, is_in_engine
 from tracefuse.recording.frames import is_in_loader, user_source
 from tracefuse.recording.host_reads import HostRead
+from tracefuse.recording.memories import WeakMap
 from tracefuse.recording.namespace import is_a
 from tracefuse.recording.operators import facts_of
 from tracefuse.recording.recorder import Recorder, are_notes_taken
@@ -79,6 +80,10 @@ class StepRecorder(Recorder):
         """Of a step that is only followed, the memory that it has made."""
         self._computed: set[int | None] = set()
         """And the memory of what it computed in modules, in a backward or from parameters."""
+        self.met_here: set[int | None] = set()
+        """Of a step that is only followed, the memory that it has read."""
+        self.weights: WeakMap[bool] = WeakMap()
+        """And the parameters."""
         self._is_computing = False
 
     def enter_stack(self) -> None:
@@ -251,6 +256,10 @@ class StepRecorder(Recorder):
         memory_of = self.values.memories.of
         # What Python makes of numbers is new, wherever they stand.
         self._given = set() if func is torch.ops.aten.lift_fresh.default else set(map(memory_of, given))
+        self.met_here |= self._given
+        for one in given:
+            if isinstance(one, torch.nn.Parameter):
+                self.weights[one] = True
         is_inside = is_in_engine() or bool(self.modules.current().kind) or any(t.requires_grad for t in given)
         self._is_computing = is_inside or not self._given.isdisjoint(self._computed)
         if self._is_computing:

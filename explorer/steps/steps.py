@@ -36,7 +36,8 @@ class Steps:
     """All steps of a run, of which the one numbered `captured` is shown, None where none was captured; `optimizers` make the
     updates of each, in order. Later steps read what the captured one has made in the lines `carried`; of a write in the line
     `unsure` nothing tells whether it ends one step or begins the next. In the line `other_weights` a later one, which runs the
-    same ops, reads parameters that the captured one does not."""
+    same ops, reads parameters that the captured one does not. Where that is the last, `before` is how the one before it
+    differs."""
 
     steps: tuple[Step, ...]
     captured: int | None
@@ -45,6 +46,7 @@ class Steps:
     carried: frozenset[Source] = frozenset()
     unsure: Source | None = None
     other_weights: Source | None = None
+    before: Difference | None = None
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -75,8 +77,9 @@ class Steps:
 
     @property
     def varying(self) -> tuple[Varying, ...]:
-        """The Python values that are others in the step after the captured one; empty where none was watched."""
-        found = self.next_difference
+        """The Python values that are others in the step after the captured one, or in the one before it, where it is the last;
+        empty where none was watched."""
+        found = self.next_difference or self.before
         return () if found is None else found.varying
 
     @property
@@ -99,6 +102,7 @@ class Steps:
         if self.captured is None or len(self) == 1:
             return []
         seen = [step.number for step in self.steps[self.captured :] if step.difference is not None]
+        seen = seen or ([self.captured - 1] if self.before is not None else [])
         which = (
             f"Steps {seen[0]} to {seen[-1]} were" if len(seen) > 1 else f"Step {seen[0]} was" if seen else "No step was"
         )

@@ -20,6 +20,8 @@ from tracefuse.text import aligned, counted
 
 _PLAIN = (bool, int, float, complex, str, Shape, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
+_ZEROING = {torch.ops.aten.zero_.default, torch.ops.aten._foreach_zero_.default}
+
 MOST_ROWS = 10
 """Of the table of what varies."""
 MOST_ALIGNED = 2_000
@@ -95,8 +97,8 @@ class Difference:
 def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: bool = False) -> Difference:
     """What differs in `other` from the captured step, operator by operator. Where it `is_last`, the run may have ended before
     what ends a step, as the zeroing of gradients before the next one."""
-    if is_last and (same := _same_length(captured, other)) == len(other):
-        captured = captured[:same]
+    if is_last:
+        captured = _as_far_as(captured, other)
     more, fewer, shapes, varying = [], [], [], []
     alone: list[StepOp] = []
     for mine, theirs in _aligned(captured, other):
@@ -116,6 +118,21 @@ def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: boo
     in_both = {one.source for one in captured} & {one.source for one in other}
     lines = tuple(dict.fromkeys(str(one.source) for one in alone if one.source and one.source not in in_both))
     return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors, changes, lines)
+
+
+def before_last(captured: Sequence[StepOp], before: Sequence[StepOp]) -> Difference:
+    """What differs in the step before the captured one, which is the last: what ends a step may not have run behind it. Nobody
+    knows what the one before that has computed, so that what ends it may stand first."""
+    begin = next((there for at, there in paired(captured, before) if at == 0), 0)
+    return difference(captured, _as_far_as(before[begin:], captured))
+
+
+def _as_far_as(step: Sequence[StepOp], last: Sequence[StepOp]) -> Sequence[StepOp]:
+    """`step` up to where the last one ended, if it has run all until there, and what it lacks is no more than what may run at
+    the next step's begin, as the zeroing of gradients."""
+    is_shorter = _same_length(step, last) == len(last)
+    lacks = any(one.is_change and one.func not in _ZEROING for one in step[len(last) :])
+    return step[: len(last)] if is_shorter and not lacks else step
 
 
 def paired(captured: Sequence[StepOp], other: Sequence[StepOp]) -> Iterator[tuple[int, int]]:

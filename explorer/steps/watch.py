@@ -19,7 +19,7 @@ import torch
 
 from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import is_in_engine
-from tracefuse.recording.memories import WeakMap
+from tracefuse.recording.memories import Memories, WeakMap
 from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.run import Run
 from tracefuse.recording.shield import Shield
@@ -31,7 +31,7 @@ from tracefuse.steps.recorder import StepRecorder
 from tracefuse.steps.steps import Step, Steps
 from tracefuse.steps.stream import StepOp, noted_call
 from tracefuse.steps.updates import UpdateHook
-from tracefuse.steps.varying import Difference, difference
+from tracefuse.steps.varying import Difference, before_last, difference
 
 SHOWN = 3
 """The step of a loop that is captured: the first ones make optimizer states and warm up."""
@@ -89,6 +89,8 @@ class StepWatch:
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._carried: set[Source] = set()
         self._other_weights: Source | None = None
+        self._before: _Before | None = None
+        self._before_differs: Difference | None = None
         self._comparing = Shield("comparing steps")
         """What fails there leaves the capture as it is."""
 
@@ -233,6 +235,7 @@ class StepWatch:
         before = self._captured
         if ops is not None and before is None:
             self._watched[span] = _Watched(None, None)
+            self._before = _Before(span, ops, recorder.values.memories, recorder.met_here, recorder.weights)
             return
         if ops is not None and before is not None:
             found = self._difference(ops, recorder.is_last)
@@ -245,11 +248,30 @@ class StepWatch:
         self._captured = recorder
         earlier, self._ops = self._ops, [noted_call(call, recorder.recording.externals) for call in recorder.ran]
         if before is not None:
+            if recorder.is_last and before.first and before.end_update == span[0]:
+                self._before_differs = self._comparing.note(before_last, self._ops, earlier)
             self._forget(before)
             self._watched[before.first, before.end_update] = _Watched(len(earlier), self._difference(earlier))
         self._watched[span] = _Watched(len(self._ops), None)
+        if recorder.is_last and self._before is not None and self._before.span[1] == span[0]:
+            self._comparing.note(self._compare_with_before, recorder, self._before)
         if self._is_shown(recorder) and self._current is not None:
             self._current.follow(recorder)
+
+    def _compare_with_before(self, captured: StepRecorder, before: _Before) -> None:
+        """Behind the last step nothing tells what varies: the step before it does, but for the first of all, which may make
+        what others find."""
+        if before.span[0]:
+            self._before_differs = before_last(self._ops, before.ops)
+        recording = captured.recording
+        known = {value.base for call in captured.ran for value in call.writes()}
+        known |= {call.args[0] for call in captured.ran if call.func is torch.ops.aten.lift_fresh.default}
+        for value, tensor in recording.externals.items():
+            if isinstance(tensor, torch.nn.Parameter):
+                if tensor not in before.weights and self._other_weights is None:
+                    self._other_weights = next((c.origin.source for c in captured.ran if value in c.reads()), None)
+            elif value not in known and before.memories.of(tensor) not in before.met:
+                recording.others.add(value)
 
     def _difference(self, ops: list[StepOp], is_last: bool = False) -> Difference | None:
         return self._comparing.note(difference, self._ops, ops, is_last)
@@ -276,6 +298,7 @@ class StepWatch:
             frozenset(self._carried),
             None if captured is None else captured.unsure,
             self._other_weights,
+            self._before_differs,
         )
 
     def _step(self, number: int, first: int, end: int) -> Step:
@@ -284,6 +307,17 @@ class StepWatch:
         watched = self._watched.get((first, end))
         is_watched = watched is not None or (first == 0 and self._has_block)
         return Step(number, seconds, watched and watched.ops, watched and watched.difference, is_watched)
+
+
+@dataclass(frozen=True)
+class _Before:
+    """The step before the first that is recorded: its operators, the memory that it has met, and the parameters."""
+
+    span: tuple[int, int]
+    ops: list[StepOp]
+    memories: Memories
+    met: set[int | None]
+    weights: WeakMap[bool]
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,25 @@ def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Step
     if steps is not None:
         followed = joint.program.trace
         _check_varying([one for one in steps.varying_later if not _is_batch(one, captured, followed)], joint, update)
-        _check_repeats(steps)
         _check_between(steps)
+        _check_repeats(steps)
         _check_carried(steps, update)
         _check_state(steps, joint)
         _check_left(joint, update)
         _check_weights(steps)
     _check_read(joint, update)
+
+
+def not_compared(steps: Steps | None) -> str:
+    """What nothing tells of a step, since none was seen behind it, with the remedy; "" where one was, or nobody knows."""
+    if steps is None or steps.captured is None or steps.next_difference is not None:
+        return ""
+    alone = "" if steps.before is None else f" but the one before it, step {steps.captured - 1}"
+    return (
+        f"no step was compared with the captured one{alone}, so that nothing tells what only some steps do, as Lookahead, or "
+        "what changes from one to the next, as data that the update reads: capture one that others follow in its loop "
+        "(`print(c.steps)` says which were compared)"
+    )
 
 
 def never_compiled(program: CapturedProgram) -> str:
@@ -171,14 +183,16 @@ def _is_of(one: Varying, node: fx.Node) -> bool:
 def _check_repeats(steps: Steps) -> None:
     """A step after which another one came holds for neither, such as one that averages weights every second time. What counts
     or logs single numbers may differ, and in the steps behind the next one what only computes, as a validation does."""
-    other = steps.next_difference
+    other, side = steps.next_difference, "after"
+    if other is None:
+        other, side = steps.before, "before"
     if other is not None and other.of_tensors:
         # A rate that a schedule changes is followed, and is no other op.
         other = replace(other, varying=tuple(one for one in other.varying if not is_followed(one.op, one.argument)))
         lines = " and ".join(other.lines[:MOST_LINES])
         at = f", in {lines}" if lines else ""
         raise ExportError(
-            f"the step after step {steps.captured} ran other ops: {other}{at}. A compiled step runs the same ones at each "
+            f"the step {side} step {steps.captured} ran other ops: {other}{at}. A compiled step runs the same ones at each "
             "call: capture one that is repeated by the next (`tracefuse.capture_step(n=…)`), or leave what only some steps "
             "run out of the loop that is captured, and call it yourself behind the compiled step."
         )
@@ -192,8 +206,9 @@ def _check_repeats(steps: Steps) -> None:
 
 def _check_weights(steps: Steps) -> None:
     if steps.other_weights is not None:
+        side = "before" if steps.next_difference is None else "after"
         raise ExportError(
-            f"a step after step {steps.captured} reads other parameters than this one{where(steps.other_weights)}, and a "
+            f"a step {side} step {steps.captured} reads other parameters than this one{where(steps.other_weights)}, and a "
             "compiled step reads the same ones at each call: compile one that runs all of them, or a step for each choice, "
             "and call the one whose turn it is."
         )
