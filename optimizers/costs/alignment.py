@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import once_per_op
+from tracefuse.optimizers.facts import once_per_kind
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.trace import val
 
@@ -44,7 +44,7 @@ def factors(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     return node.args[at], node.args[at + 1]  # type: ignore[return-value]
 
 
-@once_per_op
+@once_per_kind
 def unaligned(node: fx.Node) -> Dims | None:
     """What a matmul over unaligned rows would be padded to; None for any other op, and where nothing is computed."""
     if node.target not in MATMULS:
