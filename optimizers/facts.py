@@ -41,7 +41,8 @@ T = TypeVar("T")
 # every node is one that the garbage collector looks at.
 _VALUE, _OP, _ARGS, _KWARGS = "value_facts", "op_facts", "op_facts_args", "op_facts_kwargs"
 _FROM = "from"
-# Under these names among the facts of an op those of its kind, and among those of a type its number, which no other has.
+# Under these names among the facts of an op those of its kind, and among those of a kind or a type its number, which no
+# other has.
 _KIND, _NUMBER = "kind", "number"
 
 
@@ -97,15 +98,18 @@ def once_per_kind(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
 
     @functools.wraps(compute)
     def of_node(node: fx.Node) -> T:
-        facts = _facts_of_op(node)
-        kind = facts.get(_KIND)
-        if kind is None:
-            kind = facts[_KIND] = _kind_of(node)
+        kind = _facts_of_kind(node)
         if of_node not in kind:
             kind[of_node] = compute(node)
         return kind[of_node]
 
     return of_node
+
+
+def kind_of(node: fx.Node) -> int | None:
+    """A number that ops which are alike have, and no others; None where the op's kind cannot be told. Ops that are alike may
+    have several in a process, as no more than so many kinds are known at a time."""
+    return _facts_of_kind(node).get(_NUMBER)
 
 
 def once_per_trace(compute: Callable[..., T]) -> Callable[..., T]:
@@ -160,7 +164,15 @@ _types: dict[Any, dict[Any, Any]] = {}
 _numbers = itertools.count()
 
 
-def _kind_of(node: fx.Node) -> dict[Any, Any]:
+def _facts_of_kind(node: fx.Node) -> dict[Any, Any]:
+    facts = _facts_of_op(node)
+    kind = facts.get(_KIND)
+    if kind is None:
+        kind = facts[_KIND] = _find_kind(node)
+    return kind
+
+
+def _find_kind(node: fx.Node) -> dict[Any, Any]:
     """The facts of the op's kind; of an op whose kind cannot be told, as with symbolic sizes, facts of its own. So have
     kernels, which would be kept with their bodies."""
     inputs = node._input_nodes
@@ -173,7 +185,7 @@ def _kind_of(node: fx.Node) -> dict[Any, Any]:
     numbers = tuple([one[_NUMBER] for one in types])
     key = tuple(map(id, operators)), numbers, _sharing(memories), arguments  # torch hashes operators in Python
     try:
-        return _known(_kinds, key, lambda: {_FROM: operators})  # which keeps them, and so their ids
+        return _known(_kinds, key, lambda: {_FROM: operators, _NUMBER: next(_numbers)})  # it keeps their ids
     except TypeError:
         return {}
 
