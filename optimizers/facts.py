@@ -6,6 +6,12 @@
     follows from the fake value alone        from target, arguments and value of an op, and the targets and values of its
                                              operands: from nothing else, such as their names, readers or own operands
 
+    @once_per_kind
+    def bytes_moved(node): ...               as `once_per_op`, and for all ops that are alike: those of equal layers
+
+Ops are alike, or of one kind, if they have one operator, equal arguments beside their operands, and values and operands of
+equal types, of which the same ones share memory. So a fact of a kind may say who shares memory, but not which memory it is.
+
 Passes copy traces and then ask about each op what was asked of the one that it is a copy of. So the answers lie in the
 node's metadata, beside the objects that they follow from: where one of those is another object, they are worked out anew.
 Those objects are never edited in place: an FX node's arguments are immutable, and nobody edits fake tensors. An answer
@@ -18,11 +24,15 @@ what `all_input_nodes` makes a list of each time.
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
+
+from tracefuse.optimizers.ops import frozen
 
 T = TypeVar("T")
 
@@ -31,6 +41,9 @@ T = TypeVar("T")
 # every node is one that the garbage collector looks at.
 _VALUE, _OP, _ARGS, _KWARGS = "value_facts", "op_facts", "op_facts_args", "op_facts_kwargs"
 _FROM = "from"
+# Under these names among the facts of an op those of its kind, and among those of a kind or a type its number, which no
+# other has.
+_KIND, _NUMBER = "kind", "number"
 
 
 def once_per_value(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
@@ -53,6 +66,20 @@ def once_per_value(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
     return of_node
 
 
+def once_per_type(compute: Callable[[Any], T]) -> Callable[[fx.Node], T]:
+    """`compute`, a function of a fake value's type: its tensors' sizes, strides, dtypes and devices. As `once_per_value`, and
+    for all values of one type."""
+
+    @functools.wraps(compute)
+    def of_node(node: fx.Node) -> T:
+        known = _type_of(node)[0] or _facts_of_value(node)
+        if of_node not in known:
+            known[of_node] = compute(node.meta.get("val"))
+        return known[of_node]
+
+    return of_node
+
+
 def once_per_op(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
     """`compute`, a function of an op, its value and its operands' targets and values, with its results kept."""
 
@@ -64,6 +91,25 @@ def once_per_op(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
         return facts[of_node]
 
     return of_node
+
+
+def once_per_kind(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
+    """`compute`, a function of an op as `once_per_op` takes it, with its results kept for all ops of the op's kind."""
+
+    @functools.wraps(compute)
+    def of_node(node: fx.Node) -> T:
+        kind = _facts_of_kind(node)
+        if of_node not in kind:
+            kind[of_node] = compute(node)
+        return kind[of_node]
+
+    return of_node
+
+
+def kind_of(node: fx.Node) -> int | None:
+    """A number that ops which are alike have, and no others; None where the op's kind cannot be told. Ops that are alike may
+    have several in a process, as no more than so many kinds are known at a time."""
+    return _facts_of_kind(node).get(_NUMBER)
 
 
 def once_per_trace(compute: Callable[..., T]) -> Callable[..., T]:
@@ -108,6 +154,79 @@ def _facts_of_op(node: fx.Node) -> dict[Any, Any]:
     meta[_ARGS], meta[_KWARGS] = node._args, node._kwargs
     facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), operands)}
     return facts
+
+
+MOST_KINDS = 10_000
+"""So many kinds of ops, and as many types of values, are known at a time: then they are learnt anew."""
+
+_kinds: dict[Any, dict[Any, Any]] = {}
+_types: dict[Any, dict[Any, Any]] = {}
+_numbers = itertools.count()
+
+
+def _facts_of_kind(node: fx.Node) -> dict[Any, Any]:
+    facts = _facts_of_op(node)
+    kind = facts.get(_KIND)
+    if kind is None:
+        kind = facts[_KIND] = _find_kind(node)
+    return kind
+
+
+def _find_kind(node: fx.Node) -> dict[Any, Any]:
+    """The facts of the op's kind; of an op whose kind cannot be told, as with symbolic sizes, facts of its own. So have
+    kernels, which would be kept with their bodies."""
+    inputs = node._input_nodes
+    types, memories = zip(*map(_type_of, (node, *inputs)), strict=True)
+    operators = [_operator(one) for one in (node, *inputs)]
+    if None in types or operators[0] is None:
+        return {}
+    number = {operand: at for at, operand in enumerate(inputs)}.__getitem__
+    arguments = frozen(node._args, number), frozen(node._kwargs, number) if node._kwargs else ()
+    numbers = tuple([one[_NUMBER] for one in types])
+    key = tuple(map(id, operators)), numbers, _sharing(memories), arguments  # torch hashes operators in Python
+    try:
+        return _known(_kinds, key, lambda: {_FROM: operators, _NUMBER: next(_numbers)})  # it keeps their ids
+    except TypeError:
+        return {}
+
+
+@once_per_value
+def _type_of(value: Any) -> tuple[dict[Any, Any] | None, tuple[int, ...]]:
+    """The facts of the value's type, None where that cannot be told, and the memory of each of its tensors."""
+    found = tensors_in(value)
+    if not found or not (value is found[0] or len(found) == len(value)):
+        return None, ()
+    try:
+        key = type(value), *[_tensor_type(t) for t in found]
+        return _known(_types, key, lambda: {_NUMBER: next(_numbers)}), tuple(map(storage_id, found))
+    except (TypeError, RuntimeError):  # a symbolic size has no hash, a sparse tensor no strides
+        return None, ()
+
+
+def _operator(node: fx.Node) -> Any:
+    """The operator that yields the value, where that is there as long as the process; None for inputs and kernels."""
+    target = node.target
+    return target if target is operator.getitem or isinstance(target, torch._ops.OpOverload) else None
+
+
+def _tensor_type(t: torch.Tensor) -> tuple[Any, ...]:
+    memory = t.storage_offset(), t.untyped_storage().nbytes()
+    return type(t), t.dtype, t.device, t.layout, t.shape, t.stride(), *memory, t.is_conj(), t.is_neg()
+
+
+def _sharing(memories: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """For each of the tensors the first one in its memory, by number; () where each has memory of its own."""
+    every = list(itertools.chain.from_iterable(memories))
+    return () if len(set(every)) == len(every) else tuple(map(every.index, every))
+
+
+def _known(table: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
+    found = table.get(key)
+    if found is None:
+        if len(table) >= MOST_KINDS:
+            table.clear()
+        found = table.setdefault(key, make())
+    return found
 
 
 def share_facts(node: fx.Node, copy: fx.Node) -> None:

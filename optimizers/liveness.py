@@ -226,7 +226,7 @@ def saved_storages(trace: Trace) -> dict[int, tuple[str, int, dict[fx.Node, None
 
 def saved_bytes(trace: Trace) -> int:
     """Bytes that the forward of a joint trace keeps for its backward: each storage once, inputs not counted."""
-    return sum(saved.nbytes for saved in saved_values(trace))
+    return sum(count for _, count, _ in saved_storages(trace).values())
 
 
 def _kind(nodes: list[fx.Node], returned: _Returned, handed_over: set[str]) -> Kind:

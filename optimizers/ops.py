@@ -167,11 +167,12 @@ def is_random(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
         target = producer(node).target
-    return isinstance(target, torch._ops.OpOverload) and _draws(target)
+    return isinstance(target, torch._ops.OpOverload) and draws(target)
 
 
 @once_per_operator
-def _draws(target: torch._ops.OpOverload) -> bool:
+def draws(target: torch._ops.OpOverload) -> bool:
+    """`is_random`, of an operator."""
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
@@ -184,11 +185,12 @@ _OF_RANKS = frozenset({RECORDED, ISSUED, "_c10d_functional_autograd"})
 
 def is_of_ranks(node: fx.Node) -> bool:
     """Whether an op is a collective, or the wait for one."""
-    return isinstance(node.target, torch._ops.OpOverload) and _is_of_ranks(node.target)
+    return isinstance(node.target, torch._ops.OpOverload) and exchanges(node.target)
 
 
 @once_per_operator
-def _is_of_ranks(target: torch._ops.OpOverload) -> bool:
+def exchanges(target: torch._ops.OpOverload) -> bool:
+    """`is_of_ranks`, of an operator."""
     return target.namespace in _OF_RANKS
 
 

@@ -20,7 +20,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.optimizers.facts import once_per_op, once_per_value, storages, tensors_in
+from tracefuse.optimizers.facts import once_per_kind, once_per_op, once_per_value, storages, tensors_in
 from tracefuse.optimizers.ops import is_getitem, is_mutable, is_view, read_by
 from tracefuse.optimizers.render import render_op
 from tracefuse.optimizers.trace import Trace, origin, phase
@@ -122,9 +122,17 @@ class _Own(NamedTuple):
 
 @once_per_op
 def _own(node: fx.Node) -> _Own:
-    shows = is_getitem(node) or is_view(node)
-    makes = () if shows or _holds_nothing(node) else tuple(storages(node))
-    return _Own(_own_problem(node) is not None, _modes(node), makes)
+    return _Own(_is_wrong(node), _modes(node), tuple(storages(node)) if _makes_memory(node) else ())
+
+
+@once_per_kind
+def _is_wrong(node: fx.Node) -> bool:
+    return _own_problem(node) is not None
+
+
+@once_per_kind
+def _makes_memory(node: fx.Node) -> bool:
+    return not (is_getitem(node) or is_view(node) or _holds_nothing(node))
 
 
 def _own_problem(node: fx.Node) -> str | None:

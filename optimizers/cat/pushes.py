@@ -29,7 +29,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.axes import RESHAPES, as_range, axes_after, cat_parts, is_pointwise, is_uniform, range_users
-from tracefuse.optimizers.ops import aten, is_view
+from tracefuse.optimizers.ops import aten, is_view, read_by
 from tracefuse.optimizers.passes import Decide, Decision, attempted
 from tracefuse.optimizers.rewrite import replace_under_name
 from tracefuse.optimizers.trace import call, nbytes, phase, shape_of, val
@@ -97,10 +97,11 @@ def _sliced(like: fx.Node, value: fx.Node, axis: int, start: int, length: int) -
 
 def push(op: fx.Node, decide: Decide) -> bool:
     """R4 on one op that reads a concatenation. Returns whether it was replaced."""
-    if not is_pointwise(op) and not is_view(op):
+    cats = [one for one in read_by(op) if one.target is aten.cat.default]
+    if not cats or not (is_pointwise(op) or is_view(op)):
         return False
-    for cat in op.all_input_nodes:
-        if cat.target is not aten.cat.default or phase(cat) != phase(op) or not is_uniform(cat):
+    for cat in cats:
+        if phase(cat) != phase(op) or not is_uniform(cat):
             continue
         cut, parts = cut_of(cat)
         after = cut_after(op, cat, cut)

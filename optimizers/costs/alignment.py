@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import once_per_op
-from tracefuse.optimizers.ops import aten
+from tracefuse.optimizers.facts import once_per_kind
+from tracefuse.optimizers.ops import aten, once_per_operator
 from tracefuse.optimizers.trace import val
 
 MATMULS = {aten.mm.default: 0, aten.addmm.default: 1, aten.bmm.default: 0, aten.baddbmm.default: 1}
@@ -44,11 +44,18 @@ def factors(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     return node.args[at], node.args[at + 1]  # type: ignore[return-value]
 
 
-@once_per_op
 def unaligned(node: fx.Node) -> Dims | None:
     """What a matmul over unaligned rows would be padded to; None for any other op, and where nothing is computed."""
-    if node.target not in MATMULS:
-        return None
+    return _padded(node) if isinstance(node.target, torch._ops.OpOverload) and _is_matmul(node.target) else None
+
+
+@once_per_operator
+def _is_matmul(target: torch._ops.OpOverload) -> bool:
+    return target in MATMULS
+
+
+@once_per_kind
+def _padded(node: fx.Node) -> Dims | None:
     dims, (left, right) = dims_of(node), factors(node)
     if not all(isinstance(n, int) for n in dims) or val(node).numel() * dims[1] == 0:
         return None

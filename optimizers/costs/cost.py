@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.alignment import UNALIGNED_SHARE, unaligned
-from tracefuse.optimizers.facts import once_per_op, once_per_value, storage_id, tensors_in
+from tracefuse.optimizers.facts import once_per_kind, once_per_type, storage_id, tensors_in
 from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
 from tracefuse.optimizers.trace import tensors, val
 
@@ -115,13 +115,13 @@ def touched_bytes(tensor: torch.Tensor) -> int:
     return math.prod(sizes) * tensor.element_size()
 
 
-@once_per_value
+@once_per_type
 def touched_nbytes(value: Any) -> int:
     """`touched_bytes` of all tensors that the node yields."""
     return sum(map(touched_bytes, tensors_in(value)))
 
 
-@once_per_op
+@once_per_kind
 def bytes_read(node: fx.Node) -> int:
     """Bytes that the op loads, each storage at most once in full; 0 for views, allocations, placeholders and `getitem`."""
     if node.op != "call_function" or is_getitem(node) or is_view(node) or is_allocation(node):
@@ -131,7 +131,7 @@ def bytes_read(node: fx.Node) -> int:
     return sum(_storage_bytes(t for a in loaded for t in tensors(a))) + (bytes_written(node) if is_gather else 0)
 
 
-@once_per_op
+@once_per_kind
 def bytes_written(node: fx.Node) -> int:
     """Bytes that the op stores, all outputs together; 0 for views, allocations, placeholders and `getitem`."""
     if node.op != "call_function" or is_getitem(node) or is_view(node) or is_allocation(node):
@@ -140,7 +140,7 @@ def bytes_written(node: fx.Node) -> int:
     return min(whole, val(node.args[1]).nbytes) if packet_name(node) == _ADDED_ROWS else whole
 
 
-@once_per_op
+@once_per_kind
 def bytes_moved(node: fx.Node) -> int:
     """Bytes read plus bytes written."""
     return bytes_read(node) + bytes_written(node)
@@ -158,7 +158,7 @@ def _storage_bytes(group: Iterable[torch.Tensor]) -> list[int]:
 # --- FLOPs ------------------------------------------------------------------------------------------------------------
 
 
-@once_per_op
+@once_per_kind
 def flops(node: fx.Node) -> int:
     """Floating-point operations of the matmuls in an op (a multiply-add is two); 0 for ops without any.
 
@@ -255,7 +255,7 @@ def roofline_seconds(node: fx.Node, peaks: Peaks) -> float:
     return max(moved / peaks.bytes_per_s, compute_s / UNALIGNED_SHARE if is_slow else compute_s)
 
 
-@once_per_op
+@once_per_kind
 def _work(node: fx.Node) -> tuple[int, int, torch.dtype | None, bool]:
     """Bytes moved, FLOPs with the dtype of their arithmetic, and whether those are of 16 bits over unaligned rows."""
     moved, work = bytes_moved(node), flops(node)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import once_per_op
+from tracefuse.optimizers.facts import once_per_kind
 from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.trace import shape_of, val
 
@@ -78,7 +78,7 @@ def _dims(target: Any) -> int:
     return int(next(c for c in target.overloadpacket.__name__ if c.isdigit()))
 
 
-@once_per_op
+@once_per_kind
 def axes_of(node: fx.Node) -> tuple[Axis, ...] | str:
     """The windows of an op along each of its last dimensions, or why it has none that a kernel can hold."""
     args, dims = arguments(node), _dims(node.target)

@@ -8,12 +8,13 @@ makes most of its kernels as those before it did, and to lower one takes longer 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
 
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
+from tracefuse.optimizers.fuse.alike import Form, Found, form_of
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, with_views
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.regions import NO_LOOPS, loops_of
@@ -31,12 +32,14 @@ from tracefuse.optimizers.trace import human_bytes, val
 
 @dataclass
 class Carver:
-    """Regions to kernels, in the order of the trace's `position`s. Equal kernels share one body."""
+    """Regions to kernels, in the order of the trace's `position`s. Equal kernels share one body; `found` are the kernels by
+    the forms of the ops that became them whole."""
 
     position: dict[fx.Node, int]
     fusible: set[fx.Node]
     decide: Decide
     kernels: dict[str, Kernel] = field(default_factory=dict)
+    found: dict[Hashable, Found] = field(default_factory=dict)
 
     def carve(self, region: Iterable[fx.Node]) -> list[Piece]:
         """The pieces that a region becomes: one, or several where it had to be split."""
@@ -98,9 +101,7 @@ class Carver:
     def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], Obstacle | None]:
         kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
         obstacle = obstacle_of(kernel)
-        if obstacle is None and len(set(map(behind_views, stands_for[: len(kernel.body.inputs)]))) < len(
-            kernel.body.inputs
-        ):
+        if obstacle is None and not _lie_apart(stands_for[: len(kernel.body.inputs)]):
             # Two views of one memory are read once if the kernel has the views.
             inside = _with_remade([*with_views(nodes, self.fusible)])
             one, stands_for_one = make_kernel(outputs, inside, self.kernels)
@@ -110,9 +111,15 @@ class Carver:
 
     def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | list[list[fx.Node]]:
         """The piece, or the parts to try next."""
+        form = form_of(nodes, self._ordered(_with_remade(nodes).difference(nodes)), outputs)
+        if form and (alike := self._as_found(form, nodes, outputs)):
+            return alike
         kernel, stands_for, obstacle = self._lower(nodes, outputs)
         if obstacle is None:
             whole = _piece(kernel, stands_for, nodes, outputs)
+            if form and _is_said_by_form(form, kernel, stands_for):
+                places = tuple(map(form.number.__getitem__, stands_for))
+                self.found[form.key] = Found(kernel, places, None if whole.carved else whole.reason)
             return (
                 self._turned_parts(whole, kernel, stands_for)
                 or self._repeated_parts(whole, kernel, stands_for)
@@ -124,6 +131,18 @@ class Carver:
             apart = f"so these {len(whole.work)} ops become several kernels"
             self.decide(Decision(stands_for[obstacle.at].name, "split", f"{obstacle.reason}; {apart}"))
         return parts or whole
+
+    def _as_found(self, form: Form, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | None:
+        """The piece of ops that are alike to others, whose piece is known."""
+        if (found := self.found.get(form.key)) is None:
+            return None
+        values = list(form.number)
+        inputs = tuple([values[at] for at in found.stands_for[: len(found.kernel.body.inputs)]])
+        if not _lie_apart(inputs):
+            return None
+        if found.reason is not None:
+            return Piece(tuple(nodes), tuple(outputs), None, found.reason)
+        return Piece(tuple(nodes), tuple(outputs), Carved(found.kernel, inputs, tuple(outputs)))
 
     def _parts(
         self, nodes: list[fx.Node], obstacle: Obstacle, stands_for: Sequence[fx.Node], outputs: list[fx.Node]
@@ -188,6 +207,19 @@ class Carver:
         parts = [piece for part in (before, after) if (piece := self._whole(part))]
         apart = _effort(parts)
         return (apart, list(before), list(after)) if len(parts) == 2 and apart < whole.effort else None
+
+
+def _lie_apart(inputs: Sequence[fx.Node]) -> bool:
+    """Whether no two of a kernel's inputs show one memory."""
+    return len(set(map(behind_views, inputs))) == len(inputs)
+
+
+def _is_said_by_form(form: Form, kernel: Kernel, stands_for: Sequence[fx.Node]) -> bool:
+    """Whether what becomes of ops follows from their form: not where it may depend on ops around them, such as the views
+    behind two inputs of one memory."""
+    inputs, ops = stands_for[: len(kernel.body.inputs)], stands_for[len(kernel.body.inputs) :]
+    is_whole = turned_value(kernel.body) is None and repeated_value(kernel.body) is None
+    return is_whole and _lie_apart(inputs) and form.inside.issuperset(ops)
 
 
 def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece:

@@ -17,19 +17,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.facts import once_per_value, tensors_in
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
 from tracefuse.optimizers.fuse.remaking import is_for_reader, reads_of, sources
 from tracefuse.optimizers.kernels.fusible import is_remade
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, SUMMED, columns_of, rows_of
-from tracefuse.optimizers.lowering.random_ops import is_draw, is_mask
+from tracefuse.optimizers.lowering.random_ops import DRAW, MASK, is_draw, is_mask
 from tracefuse.optimizers.lowering.views import SPLITS
-from tracefuse.optimizers.ops import is_collective, is_getitem, is_random, is_view, once_per_operator, producer, read_by
+from tracefuse.optimizers.ops import (
+    draws,
+    exchanges,
+    is_collective,
+    is_getitem,
+    is_random,
+    is_view,
+    once_per_operator,
+    producer,
+    read_by,
+)
 from tracefuse.optimizers.trace import nbytes, phase, tensors
 
 Sizes = tuple[int, int, int]
@@ -68,17 +79,28 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
         operands, is_fusible = read_by(node), node in fusible
         links = _links(node, operands, region_of) if is_fusible else ()
         deepest = max([depth[a] if a in links else below[a] for a in operands], default=0)
-        if is_random(node):
+        is_plain = _is_plain(node)
+        if not is_plain and is_random(node):
             drawn = deepest = max(deepest, drawn)
-        if is_collective(node):
+        if not is_plain and is_collective(node):
             started = deepest = max(deepest, started)
         if is_fusible:
             near = dict.fromkeys([region_of[a] for a in links if depth[a] == deepest])
             deepest += not _join(node, operands, list(near), region_of)
         depth[node] = deepest
-        below[node] = deepest + _is_border(node)
+        below[node] = deepest + (is_plain or _is_border(node))
     _sink(graph, region_of)
     return [set(r.nodes) for r in dict.fromkeys(region_of.values())]
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether the node is an op that depends on no others but its operands, as nearly all do: this is asked of each."""
+    return isinstance(node.target, torch._ops.OpOverload) and _runs_anywhere(node.target)
+
+
+@once_per_operator
+def _runs_anywhere(target: torch._ops.OpOverload) -> bool:
+    return not (draws(target) or exchanges(target) or target in (MASK, DRAW))
 
 
 def _is_border(node: fx.Node) -> bool:
@@ -181,16 +203,16 @@ def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[
     return own_columns is not None or value.numel() in (n_rows * n_cols, n_rows)
 
 
-def _device(node: fx.Node) -> torch.device | None:
-    return next(iter(devices(node)), None)
+@once_per_value
+def _device(value: Any) -> torch.device | None:
+    return next((t.device for t in tensors_in(value)), None)
 
 
 def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
     """Move an op whose readers are all in one other region there, with what only it needs, if that reads no more bytes."""
     for node in reversed(graph.nodes):
         region = region_of.get(node)
-        homes = {region_of.get(user) for user in node.users} if region else set()
-        target = homes.pop() if len(homes) == 1 else None
+        target = _region_of_readers(node, region_of) if region else None
         if region is None or target is None or target is region:
             continue
         if _is_anchored(node, region) or not _may_join(node, target):
@@ -200,6 +222,13 @@ def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
             continue
         moved = next((m for m in ({node}, _own_operands(node, region_of)) if _is_no_dearer(m, node, target)), ())
         _move(moved, target, region_of)
+
+
+def _region_of_readers(node: fx.Node, region_of: dict[fx.Node, Region]) -> Region | None:
+    """The one region that all readers of a value are in."""
+    users = iter(node.users)
+    home = region_of.get(next(users, node)) if node.users else None
+    return home if home and all(region_of.get(user) is home for user in users) else None
 
 
 def _move(nodes: Iterable[fx.Node], target: Region, region_of: dict[fx.Node, Region]) -> None:

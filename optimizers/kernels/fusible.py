@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import devices, once_per_op, once_per_value, tensors_in
+from tracefuse.optimizers.facts import devices, once_per_kind, once_per_type, tensors_in
 from tracefuse.optimizers.formulas.windows import NEAREST, WINDOW_OPS, window_refusal
 from tracefuse.optimizers.lowering.composites import COMPOSITES, CONSTANTS, REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
@@ -133,7 +133,7 @@ def _has_parts(target: torch._ops.OpOverload) -> bool:
     return any(target in known for known in (SPLITS, COMPOSITES, WINDOW_OPS))
 
 
-@once_per_op
+@once_per_kind
 def _op_refusal(node: fx.Node) -> str | None:
     reason = _unknown(node.target) or _type_refusal(node) or _device_refusal(node)  # type: ignore[arg-type]
     return reason or next((found for ask in _asked(node.target) if (found := ask(node))), None)  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def _unknown(target: torch._ops.OpOverload) -> str | None:
     return "it draws random numbers" if draws else "no Triton form is known for it"
 
 
-@once_per_op
+@once_per_kind
 def _type_refusal(node: fx.Node) -> str | None:
     for one in (node, *read_by(node)):
         if reason := _value_refusal(one):
@@ -171,7 +171,7 @@ def _type_refusal(node: fx.Node) -> str | None:
     return None
 
 
-@once_per_value
+@once_per_type
 def _value_refusal(value: Any) -> str | None:
     for tensor in tensors_in(value):
         if tensor.dtype not in COMPUTE_TYPE:

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.facts import once_per_trace, once_per_value, tensors_in
+from tracefuse.optimizers.facts import once_per_trace, once_per_type, tensors_in
 from tracefuse.optimizers.formulas.windows import is_shape_only
 from tracefuse.optimizers.kernels.naming import Names
 from tracefuse.optimizers.kernels.overwriting import Overwriting, overwriting
@@ -193,7 +193,7 @@ def _key(inputs: Sequence[fx.Node], ops: Sequence[fx.Node], outputs: Sequence[fx
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-@once_per_value
+@once_per_type
 def _types(value: Any) -> str:
     return str([(str(t.dtype), tuple(t.shape), t.stride(), t.device.type) for t in tensors_in(value)])
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import once_per_op
+from tracefuse.optimizers.facts import once_per_kind
 from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.trace import shape_of, val
 
@@ -126,7 +126,7 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda d: (-keys[d], d))
 
 
-@once_per_op
+@once_per_kind
 def rows_of(node: fx.Node) -> Geometry | None:
     """How a reduction of whole rows sees its operand; None where no program can hold a row, and for sums down columns."""
     tensor, dims = val(operand_of(node)), reduced_dims(node)
@@ -179,7 +179,7 @@ def columns_of(node: fx.Node) -> Geometry | None:
     return _summed_columns(node) if node.target in SUMMED else None
 
 
-@once_per_op
+@once_per_kind
 def _summed_columns(node: fx.Node) -> Geometry | None:
     tensor = val(operand_of(node))
     dims = [d for d in reduced_dims(node) if tensor.shape[d] > 1]

@@ -88,13 +88,14 @@ def choose(borders: Borders, region: int, weight: float, longest: float) -> list
     behind = sorted(reached(wanted, lambda n: _operands(borders, n)), key=borders.position.__getitem__)
     if ends := _chain_ends(borders, wanted, behind, longest):
         borders.stored |= dict.fromkeys(ends, f"it ends a chain of {longest:g} ops that are computed again")
-        borders.lives_to |= dict.fromkeys(ends, math.inf)
+        for value in ends:
+            borders.keep(value, math.inf)
         return choose(borders, region, weight, longest)
     weights = {node: weigh(borders, node, region, weight) for node in behind}
     again, read = (_cut_of_tree if _is_tree(borders, wanted, behind) else _cut)(borders, wanted, weights)
     for root in map(behind_views, read):
         borders.stored.setdefault(root, _LEAST)
-        borders.lives_to[root] = max(borders.lives_to[root], borders.runs_at[region])
+        borders.keep(root, borders.runs_at[region])
     return _working(again, borders.position)
 
 
@@ -172,7 +173,7 @@ def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
         return size * (1.0 if is_there else 2.0)
     if root in borders.outside[region]:
         return 0.0
-    return size * (weight if borders.lives_to[root] >= borders.runs_at[region] else 1.0)
+    return size * (weight if borders.lives_to(root) >= borders.runs_at[region] else 1.0)
 
 
 def _working(again: set[fx.Node], position: dict[fx.Node, int]) -> list[fx.Node]:

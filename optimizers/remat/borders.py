@@ -23,8 +23,7 @@ class Borders:
     for each region that reads others, the values that it reads of them; `crossing`: their memory, each with the regions that
     read it; `chosen`: of that what nothing else reads; `outside`: the memory that each region reads; `copyable`: what a reader
     can compute itself; `idle`: the regions that compute only what others may; `stored`: the values that are in memory whatever
-    is chosen here, with the reason; `runs_at`: the place in the trace of a region's last op; `lives_to`: the place up to which
-    a stored value is in memory.
+    is chosen here, with the reason; `runs_at`: the place in the trace of a region's last op.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -42,10 +41,20 @@ class Borders:
         kept = {region for node, region in self.region_of.items() if node in self.stored or node not in self.copyable}
         self.idle = set(self.region_of.values()) - kept
         self.runs_at = {region: self.position[node] for node, region in self.region_of.items()}
-        self.lives_to = {n: self._last_read(n) for n in graph.nodes if not is_view(n)}
+        self._lives_to: dict[fx.Node, float] = {}
 
     def is_stored(self, value: fx.Node) -> bool:
         return self.memory[value] in self.stored
+
+    def lives_to(self, value: fx.Node) -> float:
+        """The place up to which a value is in memory, if it is stored."""
+        if value not in self._lives_to:
+            self._lives_to[value] = self._last_read(value)
+        return self._lives_to[value]
+
+    def keep(self, value: fx.Node, to: float) -> None:
+        """Let a value be in memory up to a place, if it is not longer."""
+        self._lives_to[value] = max(self.lives_to(value), to)
 
     def _numbered(self, regions: Iterable[set[fx.Node]]) -> dict[fx.Node, int]:
         """Each op's region, in the order of the trace; what every reader makes itself is in none."""
