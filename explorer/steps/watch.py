@@ -235,7 +235,9 @@ class StepWatch:
         before = self._captured
         if ops is not None and before is None:
             self._watched[span] = _Watched(None, None)
-            self._before = _Before(span, ops, recorder.values.memories, recorder.met_here, recorder.weights)
+            self._before = _Before(
+                span, ops, recorder.updated, recorder.values.memories, recorder.met_here, recorder.weights
+            )
             return
         if ops is not None and before is not None:
             found = self._difference(ops, recorder.is_last)
@@ -249,7 +251,8 @@ class StepWatch:
         earlier, self._ops = self._ops, [noted_call(call, recorder.recording.externals) for call in recorder.ran]
         if before is not None:
             if recorder.is_last and before.first and before.end_update == span[0]:
-                self._before_differs = self._comparing.note(before_last, self._ops, earlier)
+                ends = recorder.updated, before.updated
+                self._before_differs = self._comparing.note(before_last, self._ops, earlier, *ends)
             self._forget(before)
             self._watched[before.first, before.end_update] = _Watched(len(earlier), self._difference(earlier))
         self._watched[span] = _Watched(len(self._ops), None)
@@ -262,7 +265,7 @@ class StepWatch:
         """Behind the last step nothing tells what varies: the step before it does, but for the first of all, which may make
         what others find."""
         if before.span[0]:
-            self._before_differs = before_last(self._ops, before.ops)
+            self._before_differs = before_last(self._ops, before.ops, captured.updated, before.updated)
         recording = captured.recording
         known = {value.base for call in captured.ran for value in call.writes()}
         known |= {call.args[0] for call in captured.ran if call.func is torch.ops.aten.lift_fresh.default}
@@ -311,10 +314,11 @@ class StepWatch:
 
 @dataclass(frozen=True)
 class _Before:
-    """The step before the first that is recorded: its operators, the memory that it has met, and the parameters."""
+    """The step before the first that is recorded: its operators, how many had run where its update ended, the memory that it has met, and the parameters."""
 
     span: tuple[int, int]
     ops: list[StepOp]
+    updated: int | None
     memories: Memories
     met: set[int | None]
     weights: WeakMap[bool]
