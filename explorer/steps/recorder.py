@@ -55,6 +55,8 @@ class StepRecorder(Recorder):
         self.stage: Literal["before", "step", "after", "done"] = "before"
         self.ops: list[StepOp] | None = None
         """The operators of a step that is only followed."""
+        self.updated: int | None = None
+        """How many operators have run where the step's last update ends."""
         self.unsure: Source | None = None
         """The line of a write behind the update before, or behind the step's own, that may be either step's."""
         self.carried: set[Source] = set()
@@ -114,6 +116,7 @@ class StepRecorder(Recorder):
         """The step's last update has ended: of the run's it is the last so far."""
         self.unsure = self._between.unsure
         self.stage, self._between, self.end_update = "after", between, updates
+        self.updated = len(self.recording.calls if self.ops is None else self.ops)
         if self.ops is None:  # a loop gives its variables the next batch before the next step begins
             self._taking(self._settle)
             tensors = ((name, one) for name, one in self._names().items() if is_a(one, torch.Tensor))

@@ -120,18 +120,32 @@ def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: boo
     return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors, changes, lines)
 
 
-def before_last(captured: Sequence[StepOp], before: Sequence[StepOp]) -> Difference:
-    """What differs in the step before the captured one, which is the last: what ends a step may not have run behind it. Nobody
-    knows what the one before that has computed, so that what ends it may stand first."""
+def before_last(
+    captured: Sequence[StepOp], before: Sequence[StepOp], updated: int | None, updated_before: int | None
+) -> Difference:
+    """What differs in the step before the captured one, which is the last: up to where each had `updated`, and to its last
+    change behind that, for what else stands there may belong to the next step, or be behind the loop. Nobody knows what the
+    step before these two has computed, so that what ends it may stand first."""
     begin = next((there for at, there in paired(captured, before) if at == 0), 0)
-    return difference(captured, _as_far_as(before[begin:], captured))
+    return difference(captured[: _last_change(captured, updated)], before[begin : _last_change(before, updated_before)])
+
+
+def _last_change(step: Sequence[StepOp], updated: int | None) -> int:
+    """How many of the operators there are up to the last change behind the update."""
+    start = len(step) if updated is None else updated
+    changes = [at + 1 for at in range(start, len(step)) if _is_lasting(step[at])]
+    return changes[-1] if changes else start
+
+
+def _is_lasting(op: StepOp) -> bool:
+    return op.is_change and op.func not in _ZEROING
 
 
 def _as_far_as(step: Sequence[StepOp], last: Sequence[StepOp]) -> Sequence[StepOp]:
     """`step` up to where the last one ended, if it has run all until there, and what it lacks is no more than what may run at
     the next step's begin, as the zeroing of gradients."""
     is_shorter = _same_length(step, last) == len(last)
-    lacks = any(one.is_change and one.func not in _ZEROING for one in step[len(last) :])
+    lacks = any(map(_is_lasting, step[len(last) :]))
     return step[: len(last)] if is_shorter and not lacks else step
 
 

@@ -112,6 +112,8 @@ class StepWatch:
             self.shield.survive(recorder.leave)
         for recorder in self._entered:
             self.shield.note(recorder.end)
+        if self._captured is not None and self._before is not None and not self._is_followed(self._captured):
+            self._comparing.note(self._compare_with_before, self._captured, self._before)
         for recorder in self._entered:
             self.shield.note(self._forget, recorder)
         self._entered.clear()
@@ -235,7 +237,9 @@ class StepWatch:
         before = self._captured
         if ops is not None and before is None:
             self._watched[span] = _Watched(None, None)
-            self._before = _Before(span, ops, recorder.values.memories, recorder.met_here, recorder.weights)
+            self._before = _Before(
+                span, ops, recorder.updated, recorder.values.memories, recorder.met_here, recorder.weights
+            )
             return
         if ops is not None and before is not None:
             found = self._difference(ops, recorder.is_last)
@@ -248,21 +252,28 @@ class StepWatch:
         self._captured = recorder
         earlier, self._ops = self._ops, [noted_call(call, recorder.recording.externals) for call in recorder.ran]
         if before is not None:
-            if recorder.is_last and before.first and before.end_update == span[0]:
-                self._before_differs = self._comparing.note(before_last, self._ops, earlier)
+            if before.first and before.end_update == span[0]:
+                ends = recorder.updated, before.updated
+                self._before_differs = self._comparing.note(before_last, self._ops, earlier, *ends)
             self._forget(before)
             self._watched[before.first, before.end_update] = _Watched(len(earlier), self._difference(earlier))
         self._watched[span] = _Watched(len(self._ops), None)
-        if recorder.is_last and self._before is not None and self._before.span[1] == span[0]:
-            self._comparing.note(self._compare_with_before, recorder, self._before)
         if self._is_shown(recorder) and self._current is not None:
             self._current.follow(recorder)
+
+    def _is_followed(self, captured: StepRecorder) -> bool:
+        """Whether a step behind the captured one was compared with it."""
+        return any(
+            first >= captured.end_update and one.difference is not None for (first, _), one in self._watched.items()
+        )
 
     def _compare_with_before(self, captured: StepRecorder, before: _Before) -> None:
         """Behind the last step nothing tells what varies: the step before it does, but for the first of all, which may make
         what others find."""
+        if before.span[1] != captured.first:
+            return
         if before.span[0]:
-            self._before_differs = before_last(self._ops, before.ops)
+            self._before_differs = before_last(self._ops, before.ops, captured.updated, before.updated)
         recording = captured.recording
         known = {value.base for call in captured.ran for value in call.writes()}
         known |= {call.args[0] for call in captured.ran if call.func is torch.ops.aten.lift_fresh.default}
@@ -298,7 +309,7 @@ class StepWatch:
             frozenset(self._carried),
             None if captured is None else captured.unsure,
             self._other_weights,
-            self._before_differs,
+            None if captured is None or self._is_followed(captured) else self._before_differs,
         )
 
     def _step(self, number: int, first: int, end: int) -> Step:
@@ -311,10 +322,12 @@ class StepWatch:
 
 @dataclass(frozen=True)
 class _Before:
-    """The step before the first that is recorded: its operators, the memory that it has met, and the parameters."""
+    """The step before the first that is recorded: its operators, how many had run where its update ended, the memory that it
+    has met, and the parameters."""
 
     span: tuple[int, int]
     ops: list[StepOp]
+    updated: int | None
     memories: Memories
     met: set[int | None]
     weights: WeakMap[bool]

@@ -144,7 +144,18 @@ class Weighted(Loop):
         self.model.weight.mul_(1 - 0.1 * self.data[0][2])
 
 
-@pytest.mark.parametrize("kind", [Loop, Averaged, ZeroedBehind, Weighted])
+class Logged(Loop):
+    """What is computed of weights and losses behind the loop is no part of its last step."""
+
+    def run(self, start: int, end: int) -> None:
+        losses = []
+        for at in range(start, end):
+            self.step(at)
+            losses.append(F.mse_loss(self.model(self.data[at][0]), self.data[at][1]).detach())
+        self.kept = [p.detach().clone() * 2 for p in self.model.parameters()], torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("kind", [Loop, Averaged, ZeroedBehind, Weighted, Logged])
 @pytest.mark.parametrize("steps", [3, 4, 6])
 def test_ordinary_loops_compile_and_the_last_step_says_that_nothing_followed(
     kind: Callable[[], Loop], steps: int
