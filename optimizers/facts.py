@@ -176,9 +176,11 @@ def _find_kind(node: fx.Node) -> dict[Any, Any]:
     """The facts of the op's kind; of an op whose kind cannot be told, as with symbolic sizes, facts of its own. So have
     kernels, which would be kept with their bodies."""
     inputs = node._input_nodes
-    types, memories = zip(*map(_type_of, (node, *inputs)), strict=True)
     operators = [_operator(one) for one in (node, *inputs)]
-    if None in types or operators[0] is None:
+    if operators[0] is None:
+        return {}
+    types, memories = zip(*map(_type_of, (node, *inputs)), strict=True)
+    if None in types:
         return {}
     number = {operand: at for at, operand in enumerate(inputs)}.__getitem__
     arguments = frozen(node._args, number), frozen(node._kwargs, number) if node._kwargs else ()
