@@ -75,8 +75,8 @@ class Shared(ABC, Generic[V]):
         joint = self.followed.program
         if (update := joint.update) is None:
             return None
-        rated = with_rates(update, update.stepped, {i.name for i in joint.trace.inputs})
-        return self.of(with_counted(rated), ".update")
+        taken = {i.name for i in joint.trace.inputs}
+        return self.of(with_counted(with_rates(update, update.stepped, taken), taken), ".update")
 
     @abstractmethod
     def of(self, program: CapturedProgram, part: str = "") -> Shared[V]:

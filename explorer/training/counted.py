@@ -16,6 +16,7 @@ Formulas are those of `torch/optim` (2.11 to 2.15: `adam.py`, `adamw.py`, `adama
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -74,14 +75,15 @@ class _Place:
     number: float
 
 
-def with_counted(update: CapturedProgram) -> CapturedProgram:
-    """`update` with an input for each such number, and without the counts of steps that they are made of."""
+def with_counted(update: CapturedProgram, taken: Collection[str]) -> CapturedProgram:
+    """`update` with an input for each such number, and without the counts of steps that they are made of. `taken` are names
+    of others' inputs."""
     if update.outside is None:
         return update
     found = dict(_followed(update))
     if not found:
         return update
-    trace, numbers = _rewritten(update, found)
+    trace, numbers = _rewritten(update, found, taken)
 
     def with_numbers(read: Callable[[], Inputs]) -> Callable[[], Inputs]:
         def read_all() -> Inputs:
@@ -173,6 +175,8 @@ def _of(step: Stepped, update: CapturedProgram) -> Iterator[tuple[tuple[Stepped,
         if not parameters:
             continue
         if "lr" not in options:  # a tensor, which is an input by itself
+            return
+        if len({_type_of(tensor) for tensor in _updated(update.trace, parameters)}) != 1:  # no one tensor for all
             return
         nodes = [node for node, of in groups.items() if of == group]
         raised = {before[name] + 1 for name, owner in _counts(step).items() if owner in parameters and name in before}
@@ -272,7 +276,7 @@ def _number(node: fx.Node, packet: str) -> Any:
 
 
 def _rewritten(
-    update: CapturedProgram, found: Mapping[tuple[Stepped, int, str], list[_Place]]
+    update: CapturedProgram, found: Mapping[tuple[Stepped, int, str], list[_Place]], taken: Collection[str]
 ) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     new = update.trace.copy()
     graph, inputs, numbers = new.graph, list(new.inputs), []
@@ -280,9 +284,12 @@ def _rewritten(
     last = new.placeholders[-1]
     given: dict[fx.Node, dict[int | None, fx.Node]] = {}
     for (step, group, formula), places in found.items():
-        number = _tensor(places[0].number, val(_first(places[0])))
+        dtype, device = _type_of(val(_first(places[0])))
+        number = torch.tensor(places[0].number, dtype=dtype, device=device)
+        called = NAMES[formula]
+        numbered = (f"{called}_{at}" if at else called for at in itertools.count())
         with graph.inserting_after(last):
-            last = graph.create_node("placeholder", NAMES[formula], name=NAMES[formula])
+            last = graph.create_node("placeholder", called, name=next(one for one in numbered if one not in taken))
         last.target = last.name
         with fake_mode(graph):
             last.meta = {
@@ -317,10 +324,14 @@ def _first(place: _Place) -> fx.Node:
     return operand if place.at is None else operand[place.at]  # type: ignore[index, return-value]
 
 
-def _tensor(number: float, parameter: torch.Tensor) -> torch.Tensor:
-    """The number where the kernels read it, in the type that they compute in."""
+def _updated(trace: Trace, parameters: Collection[str]) -> list[torch.Tensor]:
+    return [val(placeholder) for placeholder in trace.placeholders if placeholder.name in parameters]
+
+
+def _type_of(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+    """Of a number that this parameter is updated with: where the kernels read it, and the type that they compute in."""
     is_single = parameter.device.type == "cuda" and parameter.dtype is not torch.float64
-    return torch.tensor(number, dtype=torch.float32 if is_single else torch.float64, device=parameter.device)
+    return torch.float32 if is_single else torch.float64, parameter.device
 
 
 def _replace(node: fx.Node, of: Mapping[int | None, fx.Node]) -> None:
