@@ -20,7 +20,7 @@ from tracefuse.optimizers.trace import Trace
 from tracefuse.steps.steps import Steps
 from tracefuse.timeline.measurements import Measurements
 from tracefuse.training.batches import with_batches
-from tracefuse.training.counted import with_counted
+from tracefuse.training.counted import with_counted, with_counted_between
 from tracefuse.training.gradients import with_half_gradients
 from tracefuse.training.rates import with_rates, with_rates_between
 
@@ -67,6 +67,7 @@ class Shared(ABC, Generic[V]):
         """The program as a step is compiled: batches that it prepares from what has no name are inputs of it, and gradients go
         to the update as matmuls make them."""
         program = with_rates_between(with_half_gradients(with_batches(self.program, self.steps)))
+        program = with_counted_between(program)
         return self if program is self.program else self.of(program)
 
     @functools.cached_property
@@ -76,7 +77,7 @@ class Shared(ABC, Generic[V]):
         if (update := joint.update) is None:
             return None
         taken = {i.name for i in joint.trace.inputs}
-        return self.of(with_counted(with_rates(update, update.stepped, taken), taken), ".update")
+        return self.of(with_counted(with_rates(update, update.stepped, taken), update.stepped, taken), ".update")
 
     @abstractmethod
     def of(self, program: CapturedProgram, part: str = "") -> Shared[V]:

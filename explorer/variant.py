@@ -243,7 +243,7 @@ class Variant(Passed):
         joint, update = self.followed, self.followed_update
         assert update is not None
         joint.check_exportable()
-        check_step(self.program.trace, joint, update, self.capture.steps)
+        check_step(self.program, joint, update, self.capture.steps)
         for part in (joint, update):
             part.build(progress)
         return step_source(joint, update)

@@ -14,7 +14,7 @@ from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin
 from tracefuse.text import counted, share_text, time_text
-from tracefuse.training.counted import follows_count
+from tracefuse.training.counted import followed_values
 from tracefuse.training.refusals import remedy
 
 MOST_LINES = 3  # of the update that are told with their shares
@@ -32,7 +32,8 @@ def counts_in_python(program: CapturedProgram) -> tuple[Stepped, ...]:
         return ()
     read = [one for one in program.guards if one.in_optimizer and one.decides and not isinstance(one.value, bool)]
     reading = [step for step in update.stepped if any(one.source == step.source for one in read)]
-    return tuple(step for step in reading if not follows_count(step, update))
+    followed = followed_values(program)
+    return tuple(step for step in reading if str(step.source) not in followed)
 
 
 def optimizers_op_by_op(case: Case) -> Iterator[Finding]:

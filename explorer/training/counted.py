@@ -16,10 +16,11 @@ Formulas are those of `torch/optim` (2.11 to 2.15: `adam.py`, `adamw.py`, `adama
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,19 @@ from torch import fx
 
 from tracefuse.assembly.program import CapturedProgram, Inputs, Stepped
 from tracefuse.optimizers.ops import aten, is_getitem, op_name, producer
-from tracefuse.optimizers.trace import HALVES, Input, Trace, call, eliminate_dead_code, fake_mode, origin, phase, val
+from tracefuse.optimizers.rewrite import replace_under_name
+from tracefuse.optimizers.trace import (
+    HALVES,
+    Input,
+    Output,
+    Trace,
+    call,
+    eliminate_dead_code,
+    fake_mode,
+    origin,
+    phase,
+    val,
+)
 
 RATE = "-float(group['lr'])"
 DECAY = "1 - float(group['lr']) * group['weight_decay']"
@@ -75,70 +88,99 @@ class _Place:
     number: float
 
 
-def with_counted(update: CapturedProgram, taken: Collection[str]) -> CapturedProgram:
-    """`update` with an input for each such number, and without the counts of steps that they are made of. `taken` are names
-    of others' inputs."""
-    if update.outside is None:
-        return update
-    found = dict(_followed(update))
+def with_counted(program: CapturedProgram, stepped: Sequence[Stepped], taken: Collection[str] = ()) -> CapturedProgram:
+    """`program`, an update or a step in rounds, with an input for each such number of those `stepped`, and without the counts
+    of steps that they are made of. `taken` are names of others' inputs."""
+    found = dict(_followed(program, stepped))
     if not found:
-        return update
-    trace, numbers = _rewritten(update, found, taken)
+        return program
+    trace, numbers = _rewritten(program, found, taken)
+    return _with_inputs(program, trace, numbers)
 
-    def with_numbers(read: Callable[[], Inputs]) -> Callable[[], Inputs]:
+
+def with_counted_between(program: CapturedProgram) -> CapturedProgram:
+    """The same of a step in rounds, whose forward and backward make updates too; of another one `program` itself. Its update,
+    which writes what earlier rounds have changed, writes no counts of theirs."""
+    update = program.update
+    if not program.in_rounds or update is None or update.outside is None:
+        return program
+    made = with_counted(program, update.stepped, {i.name for i in update.trace.inputs})
+    raised = counts_of(followed(made, update.stepped))
+    if not raised:
+        return made
+    trace = _without(update.trace, lambda out: out.of in raised)
+    handed = {i.name for i in update.trace.inputs} - {i.name for i in trace.inputs}
+    joint = _without(made.trace, lambda out: out.of in handed and out.kind == "result")
+    return replace(_with_inputs(made, joint), update=_with_inputs(update, trace))
+
+
+def _with_inputs(program: CapturedProgram, trace: Trace, numbers: tuple[torch.Tensor, ...] = ()) -> CapturedProgram:
+    """`program` with a trace that lacks some of its inputs, and has `numbers` as further ones."""
+    before, kept = [i.name for i in program.trace.inputs], {i.name for i in trace.inputs}
+
+    live = tuple(number.clone() for number in numbers)  # which a step writes to
+
+    def left(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        names = before[len(before) - len(tensors) :]
+        return tuple(t for name, t in zip(names, tensors, strict=True) if name in kept)
+
+    def reading(read: Callable[[], Inputs]) -> Callable[[], Inputs]:
         def read_all() -> Inputs:
             inputs = read()
-            return Inputs((*inputs.examples, *numbers), (*inputs.live, *numbers), inputs.rng_states)
+            return Inputs((*left(inputs.examples), *numbers), (*left(inputs.live), *live), inputs.rng_states)
 
         return read_all
 
-    return replace(
-        update, trace=trace, read_inputs=with_numbers(update.read_inputs), outside=with_numbers(update.outside)
-    )
+    outside = program.outside and reading(program.outside)
+    return replace(program, trace=trace, read_inputs=reading(program.read_inputs), outside=outside)
 
 
-def followed(update: CapturedProgram) -> Iterator[Followed]:
+def _without(trace: Trace, is_left_out: Callable[[Output], bool]) -> Trace:
+    """A copy without some outputs, what they alone are computed by, and the inputs that these alone read or wrote to."""
+    new = trace.copy()
+    needed = {placeholder.name for placeholder in new.placeholders if placeholder.users}
+    needed |= {out.of for out in new.outputs if is_left_out(out)}
+    new = new.with_outputs([(out, node) for out, node in new.output_pairs if not is_left_out(out)])
+    eliminate_dead_code(new.graph)
+    unread = [one for one in new.placeholders if one.name in needed and not one.users]
+    for placeholder in unread:
+        new.graph.erase_node(placeholder)
+    names = {placeholder.name for placeholder in unread}
+    return replace(new, inputs=tuple(i for i in new.inputs if i.name not in names), _cache={})
+
+
+def followed(program: CapturedProgram, stepped: Sequence[Stepped]) -> Iterator[Followed]:
     """The inputs that `with_counted` made."""
-    for entry in update.trace.inputs:
+    for entry in program.trace.inputs:
         match = re.fullmatch(r"(.*)\.param_groups\[(\d+)\]: (.*)", entry.source)
-        of = next((one for one in update.stepped if match is not None and one.name == match[1]), None)
+        of = next((one for one in stepped if match is not None and one.name == match[1]), None)
         if entry.kind == "hyperparameter" and match is not None and of is not None:
             yield Followed(entry.name, of, int(match[2]), match[3])
 
 
-def follows_count(step: Stepped, update: CapturedProgram) -> bool:
-    """Whether a compiled step follows what this optimizer computes of the count that it reads on the host."""
-    return any(of is step and "step" in formula for of, _, formula in dict(_followed(update)))
+def counts_of(numbers: Iterable[Followed]) -> dict[str, tuple[Stepped, int, str]]:
+    """The counts that a compiled step raises itself, by their names: whose they are, of which group and which parameter."""
+    counted = {(one.stepped.name, one.group): one.stepped for one in numbers if one.is_counted}
+    return {
+        name: (step, group, parameter)
+        for (_, group), step in counted.items()
+        for name, parameter in _counts(step).items()
+        if step.group_of.get(parameter) == group
+    }
 
 
-def counts_of(update: CapturedProgram) -> dict[str, tuple[Stepped, int]]:
-    """The counts that a compiled step raises itself, by the names of the update's inputs: whose they are, of which group."""
-    counted = {(one.stepped.name, one.group): one for one in followed(update) if one.is_counted}
-    found = {}
-    for step in update.stepped:
-        for name, parameter in _counts(step).items():
-            if (one := counted.get((step.name, step.group_of.get(parameter, -1)))) is not None:
-                found[name] = step, one.group
-    return found
-
-
-def numbers_in(update: CapturedProgram) -> dict[str, set[float]]:
-    """Of each line the numbers that are followed, as the captured step had them."""
-    numbers = list(followed(update))
-    tensors = update.from_outside() if numbers else {}
+def followed_values(program: CapturedProgram) -> dict[str, set[float]]:
+    """Of each line of a step's optimizers what a compiled step works out anew, as the captured one had it: the numbers that it
+    computes with, and the counts that it reads."""
     found: dict[str, set[float]] = {}
-    for one in numbers:
-        found.setdefault(str(one.stepped.source), set()).add(float(tensors[one.name]))
-    return found
-
-
-def raised_in(update: CapturedProgram) -> dict[str, set[float]]:
-    """Of each line the counts that a compiled step raises, as the captured step read them."""
-    counts = counts_of(update)
-    before = _values(update, counts)
-    found: dict[str, set[float]] = {}
-    for name, (step, _) in counts.items():
-        found.setdefault(str(step.source), set()).add(before[name] + 1)
+    update = program.update
+    for part in () if update is None else (update, *([program] if program.in_rounds else [])):
+        for (step, group, formula), places in _followed(part, update.stepped if update else ()):
+            known = found.setdefault(str(step.source), set())
+            known.update(place.number for place in places)
+            if "step" in formula:
+                counts = {name for name, owner in _counts(step).items() if step.group_of.get(owner) == group}
+                known.update(before + 1 for before in _values(part, counts).values())
     return found
 
 
@@ -150,14 +192,16 @@ def _counts(step: Stepped) -> dict[str, str]:
 # --- which numbers are followed ---------------------------------------------------------------------------------------
 
 
-def _followed(update: CapturedProgram) -> Iterator[tuple[tuple[Stepped, int, str], list[_Place]]]:
+def _followed(
+    program: CapturedProgram, stepped: Sequence[Stepped]
+) -> Iterator[tuple[tuple[Stepped, int, str], list[_Place]]]:
     """The places of each formula of each group of each optimizer that is followed as a whole."""
-    lines = Counter(step.source for step in update.stepped)
-    calls = Counter(step.name for step in update.stepped)
-    for step in update.stepped:
+    lines = Counter(step.source for step in stepped)
+    calls = Counter(step.name for step in stepped)
+    for step in stepped:
         is_one = lines[step.source] == calls[step.name] == 1  # a count that is raised twice is two numbers
         if is_one and step.kind in OF_KIND and _is_of_torch(step):
-            yield from _of(step, update)
+            yield from _of(step, program)
 
 
 def _is_of_torch(step: Stepped) -> bool:
@@ -165,10 +209,10 @@ def _is_of_torch(step: Stepped) -> bool:
     return optimizer is None or type(optimizer) is getattr(torch.optim, step.kind)
 
 
-def _of(step: Stepped, update: CapturedProgram) -> Iterator[tuple[tuple[Stepped, int, str], list[_Place]]]:
-    groups = _groups(step, update.trace)
-    before = _values(update, _counts(step))
-    written = {out.of for out in update.trace.outputs if out.kind != "result"}
+def _of(step: Stepped, program: CapturedProgram) -> Iterator[tuple[tuple[Stepped, int, str], list[_Place]]]:
+    groups = _groups(step, program.trace)
+    before = _values(program, _counts(step))
+    written = {out.of for out in program.trace.outputs if out.kind != "result"}
     found: dict[tuple[Stepped, int, str], list[_Place]] = {}
     for group, options in enumerate(step.groups):
         parameters = [name for name, of in step.group_of.items() if of == group and name in written]
@@ -176,7 +220,7 @@ def _of(step: Stepped, update: CapturedProgram) -> Iterator[tuple[tuple[Stepped,
             continue
         if "lr" not in options:  # a tensor, which is an input by itself
             return
-        if len({_type_of(tensor) for tensor in _updated(update.trace, parameters)}) != 1:  # no one tensor for all
+        if len({_type_of(tensor) for tensor in _updated(program.trace, parameters)}) != 1:  # no one tensor for all
             return
         nodes = [node for node, of in groups.items() if of == group]
         raised = {before[name] + 1 for name, owner in _counts(step).items() if owner in parameters and name in before}
@@ -211,10 +255,17 @@ def _read(node: fx.Node) -> Sequence[fx.Node]:
     return [one[node.args[1]] for one in lists]  # type: ignore[index]
 
 
-def _values(update: CapturedProgram, names: Collection[str]) -> dict[str, float]:
+def _values(program: CapturedProgram, names: Collection[str]) -> dict[str, float]:
     """What single numbers on the host were before the step."""
-    tensors = {name: one for name, one in update.from_outside().items() if name in names}
-    return {name: float(one) for name, one in tensors.items() if one.device.type == "cpu" and one.numel() == 1}
+    if program.outside is not None:
+        given = program.from_outside()
+    else:
+        given = dict(zip((i.name for i in program.trace.inputs), program.example_inputs, strict=True))
+    return {
+        name: float(one)
+        for name, one in given.items()
+        if name in names and one.device.type == "cpu" and one.numel() == 1
+    }
 
 
 def _places(
@@ -276,9 +327,9 @@ def _number(node: fx.Node, packet: str) -> Any:
 
 
 def _rewritten(
-    update: CapturedProgram, found: Mapping[tuple[Stepped, int, str], list[_Place]], taken: Collection[str]
+    program: CapturedProgram, found: Mapping[tuple[Stepped, int, str], list[_Place]], taken: Collection[str]
 ) -> tuple[Trace, tuple[torch.Tensor, ...]]:
-    new = update.trace.copy()
+    new = program.trace.copy()
     graph, inputs, numbers = new.graph, list(new.inputs), []
     named = {node.name: node for node in graph.nodes}
     last = new.placeholders[-1]
@@ -309,10 +360,9 @@ def _rewritten(
         for name, owner in _counts(step).items()
         if step.group_of.get(owner) == group
     }
+    eliminate_dead_code(graph)  # which lets go of names that are taken twice
     new = replace(new, inputs=tuple(inputs), _cache={})
-    new = new.with_outputs([(out, node) for out, node in new.output_pairs if out.of not in gone])
-    eliminate_dead_code(new.graph)
-    return new, tuple(numbers)
+    return _without(new, lambda out: out.of in gone), tuple(numbers)
 
 
 NAMES = {RATE: "rate", DECAY: "decay", ROOT: "root", SIZE: "size", SLOWER: "size"}
@@ -335,15 +385,20 @@ def _type_of(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
 
 
 def _replace(node: fx.Node, of: Mapping[int | None, fx.Node]) -> None:
-    """Let what reads the operator's results read those with a tensor in place of its number."""
-    with node.graph.inserting_before(node):
-        if None in of:
-            node.replace_all_uses_with(_with_tensor(node, node.args, of[None]))
-            return
-        for part in [user for user in node.users if is_getitem(user) and user.args[1] in of]:
-            at: int = part.args[1]  # type: ignore[assignment]
-            operands = [one[at] for one in node.args if isinstance(one, (list, tuple)) and isinstance(one[0], fx.Node)]
-            part.replace_all_uses_with(_with_tensor(node, operands, of[at]))
+    """Let what reads the operator's results read those with a tensor in place of its number, under the same names: by its name
+    the update knows what an earlier round hands to it."""
+    if None in of:
+        operands: dict[fx.Node, tuple[Sequence[Any], fx.Node]] = {node: (node.args, of[None])}
+    else:
+        lists = [one for one in node.args if isinstance(one, (list, tuple)) and isinstance(one[0], fx.Node)]
+        parts = {user: user.args[1] for user in node.users if is_getitem(user) and user.args[1] in of}
+        operands = {part: ([one[at] for one in lists], of[at]) for part, at in parts.items()}  # type: ignore[index]
+    for old, (read, number) in operands.items():
+        reason = replace_under_name(old, functools.partial(_with_tensor, node, read, number))
+        if (
+            reason is not None
+        ):  # the types are the same, and nothing of an optimizer lies in the memory of something else
+            raise AssertionError(reason)
 
 
 def _with_tensor(node: fx.Node, operands: Sequence[Any], number: fx.Node) -> fx.Node:

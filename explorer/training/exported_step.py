@@ -101,6 +101,10 @@ class TrainingStep:
                     "capture it again"
                 )
             for at, (group, options) in enumerate(zip(groups, captured, strict=True)):
+                if other := [key for key in options if key not in group]:
+                    raise ValueError(
+                        f"{name} has no {other[0]}, with which the step was captured: pass an optimizer of the captured kind"
+                    )
                 for key, value in options.items():
                     if group[key] != value:
                         todo = f"for a rate that changes {remedy}, and " if key == "lr" and remedy else ""
@@ -249,6 +253,11 @@ class Bound:
             plain, _, index = key.partition("[")
             if entries and plain in entries[0]:
                 return entries[0][plain][int(index[:-1])] if index else entries[0][plain]
+            if path in named:
+                raise ValueError(
+                    f"the optimizer has no {source}: before the step is bound, let it make a step (`optimizer.step()` behind "
+                    "a backward), or load its state (`optimizer.load_state_dict`)"
+                )
         if source not in named:
             order = (
                 f"pass [{', '.join(one or 'model' for one in MODELS)}] as the model, or "

@@ -19,13 +19,12 @@ from tracefuse.execution.graphed_program import check_replayable
 from tracefuse.execution.graphs import WARM_UPS, Draw, drawn, recording, tables_filled
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.sharing import copies_of, memory_like, write
-from tracefuse.training.source import without_unread
 
 
 def graphed_step(module: ModuleType, joint: Optimised, update: Optimised) -> type:
     """The class of an exported file's step that replays one graph. Raises `NotSupported` with the reason where it cannot."""
     check_replayable(joint.trace, overwrites=True)
-    check_replayable(without_unread(update.trace), overwrites=True)
+    check_replayable(update.trace, overwrites=True)
     return type("GraphedTrainingStep", (_Graphed, module.TrainingStep), {"module": module})
 
 

@@ -109,7 +109,8 @@ class Live:
         for name, (at, key, owner) in self._state.items():
             if owner is not None:
                 found = _item(optimizers[at].state.get(self._tensors[owner], {}), key)
-                self._tensors[name] = self._tensors[name] if found is None else found
+                if found is not None:
+                    self._tensors[name] = found
         for name, (at, group) in self._rates.items():
             rate = optimizers[at].param_groups[group].get("lr")
             if isinstance(rate, torch.Tensor) and (rate.dtype, rate.device) == _type(self._tensors[name]):

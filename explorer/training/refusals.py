@@ -24,7 +24,7 @@ from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
 from tracefuse.training.batches import is_picking
-from tracefuse.training.counted import numbers_in, raised_in
+from tracefuse.training.counted import followed_values
 from tracefuse.training.rates import is_followed
 
 OTHER = "take another optimizer, such as `torch.optim.AdamW(…, fused=True)`"
@@ -41,9 +41,10 @@ MOST_LINES = 2
 """Named of those that only some steps run."""
 
 
-def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Steps | None) -> None:
+def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps: Steps | None) -> None:
     """Raises `ExportError` with the line, the values and the remedy for a step that no other one could be run by. `joint` is
-    its forward and backward with batches as inputs, `captured` without."""
+    its forward and backward with batches as inputs, `ran` the program without any of what is followed."""
+    captured, values = ran.trace, followed_values(ran)
     program = update.program
     if program.outside is None:
         raise ExportError(
@@ -59,14 +60,16 @@ def check_step(captured: Trace, joint: Optimised, update: Optimised, steps: Step
         raise ExportError(said)
     if steps is not None:
         followed = joint.program.trace
-        _check_varying([one for one in steps.varying_later if not _is_batch(one, captured, followed)], joint, update)
+        _check_varying(
+            [one for one in steps.varying_later if not _is_batch(one, captured, followed)], joint, update, values
+        )
         _check_between(steps)
         _check_repeats(steps)
         _check_carried(steps, update)
         _check_state(steps, joint)
         _check_left(joint, update)
         _check_weights(steps)
-    _check_read(joint, update)
+    _check_read(joint, update, values)
 
 
 def not_compared(steps: Steps | None) -> str:
@@ -127,28 +130,19 @@ def _check_frozen(joint: Optimised) -> None:
             )
 
 
-def _check_varying(varying: Sequence[Varying], joint: Optimised, update: Optimised) -> None:
+def _check_varying(
+    varying: Sequence[Varying], joint: Optimised, update: Optimised, values: Mapping[str, Set[float]]
+) -> None:
+    """`values` are those that a compiled step works out anew, by their lines."""
     lines = {line_of(node) for node in (*joint.program.trace.ops, *update.program.trace.ops)} | {""}
-    numbers = numbers_in(update.program)
     for one in varying:
-        if not one.is_shape and not _is_followed(one, numbers) and str(one.source or "") in lines:
+        is_new = is_followed(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
+        if not one.is_shape and not is_new and str(one.source or "") in lines:
             yours = BATCH if is_picking(one.op) else _of_yours(one, joint.program.guards)
             todo = remedy(one.argument, one.source, update.program.stepped) or yours
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
-
-
-def _is_followed(one: Varying, numbers: Mapping[str, Set[float]]) -> bool:
-    """Whether the number is an input of the update; `numbers` are those that come of a rate and a count, by their lines."""
-    if is_followed(one.op, one.argument):
-        return True
-    known = numbers.get(str(one.source or ""), set())
-    return isinstance(one.here, float) and not known.isdisjoint((one.here, _in_single(one.here)))
-
-
-def _in_single(number: float) -> float:
-    return float(torch.tensor(number, dtype=torch.float32))
 
 
 def _of_yours(one: Varying, guards: Sequence[Guard]) -> str:
@@ -300,13 +294,12 @@ def _check_state(steps: Steps, joint: Optimised) -> None:
             )
 
 
-def _check_read(joint: Optimised, update: Optimised) -> None:
+def _check_read(joint: Optimised, update: Optimised, values: Mapping[str, Set[float]]) -> None:
     """An update that computes with what the host read of a tensor, as of a count of steps, holds for this step only."""
     between = [node for node in joint.program.trace.ops if joint.program.in_rounds and not origin(node).autograd]
     lines = {line_of(node) for node in (*between, *update.program.trace.ops)} - {""}
-    raised = raised_in(update.program)
     for guard in joint.program.guards:
-        if guard.in_optimizer and guard.value in raised.get(str(guard.source), ()):
+        if guard.in_optimizer and guard.value in values.get(str(guard.source), ()):
             continue  # a count, which the step raises itself
         if guard.decides and not isinstance(guard.value, bool) and str(guard.source or "") in lines:
             todo = remedy("", guard.source, update.program.stepped) or YOURS

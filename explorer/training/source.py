@@ -30,7 +30,7 @@ from tracefuse.optimizers.render import literal
 from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, Output, Trace, line_of, val
 from tracefuse.training.batches import drawn
-from tracefuse.training.counted import counts_of, followed
+from tracefuse.training.counted import COUNT, counts_of, followed
 from tracefuse.training.order import as_read
 from tracefuse.training.refusals import followed_rate
 
@@ -57,14 +57,14 @@ def step_source(joint: Optimised, update: Optimised) -> str:
     kernels = tuple(text for name, text in kernel_texts(update).items() if name not in known)
     captured = rendered(update.program.trace).replace("def update(", "def captured_update(", 1)
     timed = rendered(in_place(update.program.trace)).replace("def update(", "def captured_update_in_place(", 1)
-    made = without_unread(update.trace)
+    made = _read(update.trace)
     tables = "\n".join(_tables(joint, update.program, made))
     return module_source(
         joint, Further(ABOUT, kernels, rendered(in_place(made)), f"{captured}\n{timed}", tables, _RUNTIME)
     )
 
 
-def without_unread(update: Trace) -> Trace:
+def _read(update: Trace) -> Trace:
     """`update` with the inputs that it reads or writes alone: of a frozen parameter there are others."""
     new, written = update.copy(), {out.of for out in update.outputs}
     for placeholder in new.placeholders:
@@ -168,13 +168,18 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"CHANGED = {_labels(update)!r}  # what update returns"
     yield f"CAPTURED_CHANGED = {_labels(program.trace)!r}"
     yield f"RATES = {rates!r}  # learning rates: which optimizer, which of its groups"
-    numbers = {one.name: one for one in followed(program) if one.name in read}
+    numbers = {
+        one.name: one for part in (captured, program) for one in followed(part, program.stepped) if one.name in read
+    }
     yield "NUMBERS = {  # what the optimizer computes of a rate and a count: which optimizer, which group, how"
     for name, one in numbers.items():
         yield f"    {name!r}: ({at_of[one.stepped.name]}, {one.group}, lambda group, step: {one.formula}),"
     yield "}"
-    called = {i.name: i.source for i in program.trace.inputs}
-    counts = {name: (called[name], at_of[step.name], group) for name, (step, group) in counts_of(program).items()}
+    called = {i.name: i.source for part in (captured, program) for i in part.trace.inputs}
+    counts = {
+        name: (f"{COUNT} of {called[parameter]}", at_of[step.name], group)
+        for name, (step, group, parameter) in counts_of(numbers.values()).items()
+    }
     yield f"COUNTS = {counts!r}  # of steps, raised by each call: what it is, which optimizer, which group"
     yield f"SHARED_RATES = {_shared(program, rates)!r}  # those that several groups have"
     followed_too = {*rates, *numbers}

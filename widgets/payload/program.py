@@ -16,7 +16,7 @@ Timelines are no part of this: see `tracefuse.widgets.payload.timeline`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tracefuse.assembly.program import Stepped
@@ -29,7 +29,6 @@ from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import grouped
-from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.optimizers.trace import origin, val
 from tracefuse.recording.calls import Guard
@@ -40,7 +39,7 @@ from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
 from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.timeline.measurements import Said, TrialKey
-from tracefuse.training.counted import follows_count
+from tracefuse.training.counted import followed_values
 from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
@@ -268,7 +267,7 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     apart = difference_notes(timing) if timing else []
     update = variant.program.update
     stepped = () if update is None else update.stepped
-    followed = () if update is None else [one.source for one in stepped if follows_count(one, update)]
+    followed = followed_values(variant.program)
     guards = Counter(said for group in _alike(variant.capture.guards) for said in _guards(group, stepped, followed))
     checked = [] if variant.capture.agreement is None else [str(variant.capture.agreement)]
     return [
@@ -294,7 +293,7 @@ def _place(guard: Guard) -> str:
     return "" if guard.source is None else str(guard.source.called or guard.source)
 
 
-def _guards(group: Sequence[Guard], stepped: Sequence[Stepped], followed: Sequence[Source | None]) -> list[str]:
+def _guards(group: Sequence[Guard], stepped: Sequence[Stepped], followed: Collection[str]) -> list[str]:
     """What is said of the guards of one line: of several values one sentence, which counts with how often it was read."""
     values = list(dict.fromkeys(repr(one.value) for one in group))
     if group[0].in_optimizer or len(values) == 1:
@@ -304,12 +303,12 @@ def _guards(group: Sequence[Guard], stepped: Sequence[Stepped], followed: Sequen
     return [said.replace("this value only", "these values only")] * len(group)
 
 
-def _guard(guard: Guard, stepped: Sequence[Stepped], followed: Sequence[Source | None]) -> str:
+def _guard(guard: Guard, stepped: Sequence[Stepped], followed: Collection[str]) -> str:
     """What is said of one guard; `followed` are the lines of optimizers whose counts a compiled step raises itself."""
     place = f", {at}" if (at := _place(guard)) else ""
     if guard.in_optimizer and not isinstance(guard.value, bool):
         line = f" ({guard.source.text.strip()})" if guard.source else ""
         how = f" To compile the step, {todo}." if (todo := remedy("", guard.source, stepped)) else ""
-        how = " A compiled step counts by itself." if guard.source in followed else how
+        how = " A compiled step counts by itself." if str(guard.source) in followed else how
         return f"{guard.value!r} is the step count of the optimizer{line}, read by the host.{how}"
     return f"The program read {guard.value!r} from a tensor ({guard.op}{place}); the trace holds for this value only."

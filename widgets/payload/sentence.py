@@ -92,7 +92,7 @@ def _launches(clock: Clock, ops: tuple[int, int], can_be_graphed: bool) -> list[
         return [
             f"The one kernel of a step would take {us} on {_place(clock)}, but launching it about {launching}, modelled."
         ]
-    made = f": the passes made {after} of {before:,}" if before != after else ""
+    made = f": the passes made {after} of {before:,}" if before > after else ""
     graph = "; cuda_graph=True launches all at once" if can_be_graphed else ""
     return [f"{takes}, but launching them about {launching}, modelled.", f"So fewer kernels help most{made}{graph}."]
 

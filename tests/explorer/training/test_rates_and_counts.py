@@ -75,7 +75,9 @@ def test_the_exported_step_counts_as_well(foreach: bool, tmp_path: Path) -> None
         for loop in (theirs, eager):
             loop.step(*batch)
             loop.between()
-    step = module_of(path or tmp_path / "step.py").bind(theirs.model, theirs.opt)
+    module = module_of(path)
+    assert module.check()
+    step = module.bind(theirs.model, theirs.opt)
     for batch in data[4:]:
         step(*batch)
         theirs.between()
@@ -83,6 +85,46 @@ def test_the_exported_step_counts_as_well(foreach: bool, tmp_path: Path) -> None
         eager.between()
     assert farthest(theirs, eager) < NEAR
     assert {float(entries["step"]) for entries in theirs.opt.state.values()} == {14.0}
+
+
+def test_a_step_may_be_exported_when_it_has_trained_and_holds_what_was_captured(tmp_path: Path) -> None:
+    loop, data = loop_of("AdamW", foreach=True)(), data_of(8)
+    variant = captured(loop, data[:4])
+    before = variant.export(tmp_path / "before.py").read_text()
+    step = variant.compile()
+    for batch in data[4:]:
+        step(*batch)
+        loop.between()
+    after = (
+        variant.with_config(simplify=False).export(tmp_path / "after.py").read_text()
+    )  # with nothing kept of the first
+    drawn = [text.partition("UPDATE_DRAWN = {")[2].partition("}")[0] for text in (before, after)]
+    assert drawn[0] == drawn[1]
+    assert "'root'" in drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (
+            lambda p: optim.AdamW(p, lr=0.01),
+            r"the optimizer has no exp_avg of .*: before the step is bound, let it make a step",
+        ),
+        (
+            lambda p: optim.SGD(p, lr=0.01),
+            r"no \w+, with which the step was captured: pass an optimizer of the captured kind",
+        ),
+    ],
+    ids=["no step yet", "another kind"],
+)
+def test_an_optimizer_that_a_file_cannot_be_bound_to_is_refused(other: Any, said: str, tmp_path: Path) -> None:
+    class Made(Loop):
+        def optimizer(self) -> optim.Optimizer:
+            return optim.AdamW(self.model.parameters(), lr=0.01)
+
+    path = captured(loop := Made(), data_of(4)).export(tmp_path / "step.py")
+    with pytest.raises(ValueError, match=said):
+        module_of(path).bind(loop.model, other(loop.model.parameters()))
 
 
 def module_of(path: Any) -> types.ModuleType:
