@@ -73,20 +73,26 @@ class TrainingStep:
         self.places = [(t, t.data_ptr()) for t in (*self.tensors, *self.operands) if t is not None]
 
     def find_counts(self, tensors):
-        """Find the counts of steps that are raised here, and what is made of them; ValueError where a group has several."""
+        """Find the counts of steps that are raised here, and what is made of them."""
         self.counts = {}
         for name, (_, optimizer, at) in COUNTS.items():
             self.counts.setdefault((optimizer, at), []).append(tensors[name])
+        self.numbers = [
+            (tensors[name], self.groups[optimizer][at], formula, (optimizer, at))
+            for name, (optimizer, at, formula) in NUMBERS.items()
+        ]
+
+    def next_counts(self):
+        """The counts that this call raises to, by optimizer and group; ValueError where a group has several."""
+        found = {}
         for (optimizer, at), counts in self.counts.items():
             if len(different := sorted({float(count) for count in counts})) > 1:
                 raise ValueError(
                     f"parameters of {OPTIMIZERS[optimizer][0]}.param_groups[{at}] have made {different[0]:g} and "
                     f"{different[-1]:g} steps, and had made the same when the step was captured: capture it again"
                 )
-        self.numbers = [
-            (tensors[name], self.groups[optimizer][at], formula, self.counts.get((optimizer, at)))
-            for name, (optimizer, at, formula) in NUMBERS.items()
-        ]
+            found[optimizer, at] = different[0] + 1
+        return found
 
     def is_bound(self):
         """Whether all tensors are still where they were found: loading a checkpoint makes new ones."""
@@ -131,8 +137,9 @@ class TrainingStep:
             rate = group["lr"]
             if rate is not tensor:
                 tensor.copy_(rate) if isinstance(rate, torch.Tensor) else tensor.fill_(rate)
-        for tensor, group, formula, counts in self.numbers:
-            tensor.fill_(formula(group, float(counts[0]) + 1 if counts else None))
+        counts = self.next_counts()
+        for tensor, group, formula, of in self.numbers:
+            tensor.fill_(formula(group, counts.get(of)))
 
     def given(self, data, named):
         """The data in the captured layouts; ValueError for more, for other names, for what is passed twice, and for
@@ -215,6 +222,7 @@ class Bound:
     def is_current(self):
         now = [part for one in self.optimizers for part in (one.state, one.param_groups)]
         is_same = len(now) == len(self.state) and all(a is b for a, b in zip(now, self.state, strict=True))
+        is_same = is_same and self.sizes == [len(one.state) for one in self.optimizers]
         return is_same and all(held.get(key) is tensor for held, key, tensor in self.there)
 
     def groups(self):
@@ -222,18 +230,38 @@ class Bound:
 
     def tensors(self):
         self.state = [part for one in self.optimizers for part in (one.state, one.param_groups)]
+        self.sizes = [len(one.state) for one in self.optimizers]
+        named = self.named()
         parts = [part for model in self.models for part in model.modules()]
         held = [one for part in parts for one in (part._parameters, part._buffers)]
         self.there = [(one, key, tensor) for one in held for key, tensor in one.items() if tensor is not None]
+        rows = [(name, source, KINDS[name]) for i, (name, source, *_) in enumerate(INPUTS) if i not in DATA]
+        rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED and i not in GIVEN]
+        rows += [(name, source, "state") for name, (source, _, _) in COUNTS.items()]
+        return {name: self.found(named, name, source, kind) for name, source, kind in rows}
+
+    def named(self):
         named = {}
         roots = MODELS if len(MODELS) > 1 else MODELS * len(self.models)
         for root, model in reversed(list(zip(roots, self.models, strict=False))):
             named |= dict(model.named_buffers(root, remove_duplicate=False))
             named |= dict(model.named_parameters(root, remove_duplicate=False))
-        rows = [(name, source, KINDS[name]) for i, (name, source, *_) in enumerate(INPUTS) if i not in DATA]
-        rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED and i not in GIVEN]
-        rows += [(name, source, "state") for name, (source, _, _) in COUNTS.items()]
-        return {name: self.found(named, name, source, kind) for name, source, kind in rows}
+        return named
+
+    def order(self):
+        """Put the optimizers in the order of OPTIMIZERS: each is known by a parameter that it updates. ValueError where none
+        updates that."""
+        named, found = self.named(), []
+        for at, path in enumerate(OWNS):
+            of = [self.optimizers[at], *self.optimizers]
+            if path in named:
+                of = [one for one in of if any(p is named[path] for group in one.param_groups for p in group["params"])]
+            if not of:
+                raise ValueError(
+                    f"no optimizer updates {path}, which {OPTIMIZERS[at][0]} did when the step was captured: pass that one"
+                )
+            found.append(of[0])
+        self.optimizers = found
 
     def found(self, named, name, source, kind):
         if name in self.others:
@@ -282,7 +310,7 @@ class Bound:
 def bind(model, optimizer, tensors=None):
     """The step function of a model and its optimizer, which must have made a step: see `TrainingStep`.
 
-    Several of either go in a list, in the order of MODELS and OPTIMIZERS. `tensors` has by name what is in none of them.
+    Several of either go in a list, models in the order of MODELS. `tensors` has by name what is in none of them.
     """
     models, optimizers = (list(x) if isinstance(x, (list, tuple)) else [x] for x in (model, optimizer))
     if len(optimizers) != len(OPTIMIZERS):
@@ -291,7 +319,9 @@ def bind(model, optimizer, tensors=None):
         raise ValueError(
             "a backward started from a gradient that is not one number: reduce to a loss and capture it again"
         )
-    return TrainingStep(Bound(models, optimizers, dict(tensors or {})), example_cotangents(COTANGENT_DTYPES))
+    bound = Bound(models, optimizers, dict(tensors or {}))
+    bound.order()
+    return TrainingStep(bound, example_cotangents(COTANGENT_DTYPES))
 
 
 def example_operand(shape, stride, dtype, drawn, device, generator):

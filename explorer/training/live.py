@@ -74,6 +74,7 @@ class Live:
         self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
         self._there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._known: list[Any] = []
+        self._sizes: list[int] = []
         self._told: set[str] = set()
         self._carried = {one.name for one in joint.carried}
 
@@ -96,6 +97,7 @@ class Live:
     def is_current(self) -> bool:
         """Whether no checkpoint was loaded since, which gives an optimizer another state, and modules have what they had."""
         is_same = all(one is other for one, other in zip(self._parts(), self._known, strict=True))
+        is_same = is_same and self._sizes == [len(one.state) for one in self._optimizers()]
         return is_same and all(held.get(key) is tensor for held, key, tensor in self._there)
 
     def groups(self) -> list[list[dict[str, Any]]]:
@@ -104,13 +106,18 @@ class Live:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the step by name, but for data."""
         self._known = self._parts()
+        self._sizes = [len(one.state) for one in self._optimizers()]
         self._follow_modules()
         optimizers = self._optimizers()
         for name, (at, key, owner) in self._state.items():
             if owner is not None:
                 found = _item(optimizers[at].state.get(self._tensors[owner], {}), key)
-                if found is not None:
-                    self._tensors[name] = found
+                if found is None:
+                    raise ExportError(
+                        f"the optimizer {self._steps[at].name} has no {key} of {self._called[owner]} any more: load its state "
+                        "(`optimizer.load_state_dict`), or let it make a step, and capture the step again"
+                    )
+                self._tensors[name] = found
         for name, (at, group) in self._rates.items():
             rate = optimizers[at].param_groups[group].get("lr")
             if isinstance(rate, torch.Tensor) and (rate.dtype, rate.device) == _type(self._tensors[name]):

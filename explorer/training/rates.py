@@ -14,8 +14,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tracefuse.assembly.program import CapturedProgram, Inputs, Stepped
-from tracefuse.optimizers.ops import arguments
-from tracefuse.optimizers.trace import Input, Trace, eliminate_dead_code, fake_mode, phase, val
+from tracefuse.optimizers.ops import arguments, is_getitem, producer
+from tracefuse.optimizers.trace import Input, Trace, eliminate_dead_code, fake_mode, origin, phase, val
 
 
 def is_followed(op: str, argument: str) -> bool:
@@ -73,9 +73,35 @@ def _group(node: fx.Node, steps: tuple[Stepped, ...]) -> tuple[Stepped, int] | N
     """Whose learning rate a fused operator takes as a number."""
     if not _is_fused(node) or not isinstance(arguments(node).get("lr"), float):
         return None
+    first, rate = _written_first(node), arguments(node)["lr"]
+    known = [(step, step.group_of[first]) for step in steps if first in step.group_of]
+    # Where the update knows the parameter by no name, as behind a write in the forward, its line and rate may tell.
+    alike = [
+        (step, at)
+        for step in steps
+        if step.source == origin(node).source
+        for at, group in enumerate(step.groups)
+        if group.get("lr") == rate
+    ]
+    return known[0] if known else alike[0] if len(alike) == 1 else None
+
+
+def _written_first(node: fx.Node) -> str:
+    """The input that the first of a fused operator's parameters is, or is computed from: an earlier round updates it, a clamp
+    or a decay by hand writes to it before."""
     parameters = node.args[0]
-    first = parameters[0].name if isinstance(parameters, (list, tuple)) and isinstance(parameters[0], fx.Node) else ""
-    return next(((step, step.group_of[first]) for step in steps if first in step.group_of), None)
+    at = parameters[0] if isinstance(parameters, (list, tuple)) and parameters else None
+    while isinstance(at, fx.Node) and at.op != "placeholder":
+        made = producer(at)
+        first = next((one for one in made.args if isinstance(one, (fx.Node, list, tuple))), None)
+        at = first[at.args[1] if is_getitem(at) else 0] if isinstance(first, (list, tuple)) and first else first  # type: ignore[index]
+    return at.name if isinstance(at, fx.Node) else ""
+
+
+def unfollowed(program: CapturedProgram, stepped: tuple[Stepped, ...]) -> fx.Node | None:
+    """A fused operator whose learning rate is a number still, though no optimizer's option tells it: no step can follow it."""
+    has_rate = (n for n in program.trace.ops if _is_fused(n) and isinstance(arguments(n).get("lr"), float))
+    return next((node for node in has_rate if _group(node, stepped) is None), None)
 
 
 def _is_one_rate(of: Stepped, group: int, steps: tuple[Stepped, ...]) -> bool:

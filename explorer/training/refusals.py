@@ -25,7 +25,7 @@ from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
 from tracefuse.training.batches import is_picking
 from tracefuse.training.counted import followed_values
-from tracefuse.training.rates import is_followed
+from tracefuse.training.rates import is_followed, unfollowed
 
 OTHER = "take another optimizer, such as `torch.optim.AdamW(…, fused=True)`"
 CAPTURABLE = "with `capturable=True` and a tensor as its `lr`"
@@ -70,6 +70,12 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
         _check_left(joint, update)
         _check_weights(steps)
     _check_read(joint, update, values)
+    for part in (joint.program, update.program):
+        if (node := unfollowed(part, update.program.stepped)) is not None:
+            raise ExportError(
+                f"nothing tells whose learning rate {op_name(node)} computes with{where(origin(node).source)}, since its "
+                "parameters were computed before it: let `optimizer.step()` alone write to them."
+            )
 
 
 def not_compared(steps: Steps | None) -> str:

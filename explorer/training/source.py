@@ -192,6 +192,8 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"MODELS = {models!r}  # what names of their tensors begin with"
     places = {(at_of[one.stepped.name], one.group) for one in numbers.values()}
     yield f"OPTIMIZERS = {_options(program, {*rates.values(), *places})}"
+    owned = [next(iter(step.group_of), "") for step in optimizers_of(program)]
+    yield f"OWNS = {[called.get(name, '') for name in owned]!r}  # of each optimizer a parameter"
     yield f"KINDS = { {i.name: i.kind for i in forward.inputs}!r}"
     yield f"CONSTANTS = {_constants(program)}"
     yield f"EMPTY = {_empty(forward)}"

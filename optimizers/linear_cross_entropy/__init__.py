@@ -19,8 +19,8 @@ head, is not computed (`freeze` runs before), nor is any where there is no backw
 What lies between the layer and the loss may act on each row alone (`rows`): casts (autocast, `logits.float()`), a shift that
 leaves out rows (`logits[..., :-1, :]`), a scale, a soft cap. A bias, rows to ignore, smoothed labels (`smoothing`), means and
 sums are known. Left as they are, each with a reason and what to do about it: logits that something else reads (an accuracy, a
-z-loss, a caller), losses for each row, class weights, and losses where chunks save little memory or where the model says that
-the step gets slower: the kept gradients are multiplied in one more pass over them.
+z-loss, a caller), losses for each row, class weights, and losses where chunks save little memory, where matmuls are left to
+`pad`, or where the model says that the step gets slower: the kept gradients are multiplied in one more pass over them.
 
 The rows of a chunk follow from `logits_memory`, the bytes of logits that may be alive: `worth.rows_of`. With several chunks
 the gradient of the weight is the sum of as many products, each rounded to its type; of more than 8 it is summed in float32.
@@ -100,7 +100,7 @@ class LinearCrossEntropy:
         """Why a loss that could be in chunks is better left as it is."""
         if found.saved_bytes < LEAST_SAVED:
             return "chunks would save no memory" if found.saved_bytes <= 0 else "chunks would save little memory"
-        return "chunks would be slower" if found.is_slower else None
+        return "chunks would be slower" if found.is_slower else found.unaligned
 
 
 def _loss_called(trace: Trace, name: str):  # type: ignore[no-untyped-def]

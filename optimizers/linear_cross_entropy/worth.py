@@ -18,6 +18,8 @@ LEAST_ROWS = 1024
 """Rows of a chunk with which matmuls reach their full speed on an H100, whatever the bound on memory."""
 WHOLE_TILES = 128
 """Rows of a chunk are a multiple of this, the height of a matmul's tile."""
+ALIGNED = 16
+"""Bytes that the rows of what tensor cores multiply are a multiple of."""
 MARGIN = 1.01
 """A modelled time that is longer by less than this is no slower: no roofline is as exact."""
 
@@ -33,13 +35,15 @@ def rows_of(head: HeadLoss, logits_memory: int, least: int = LEAST_ROWS, tile: i
 
 @dataclass(frozen=True)
 class Worth:
-    """Modelled: bytes alive at the loss without chunks and with, what a chunk takes, and seconds without and with."""
+    """Modelled: bytes alive at the loss without chunks and with, what a chunk takes, and seconds without and with. `unaligned`
+    says why its matmuls are better left to `pad`."""
 
     before_bytes: int
     after_bytes: int
     chunk_bytes: int
     before_s: float
     after_s: float
+    unaligned: str | None = None
 
     @property
     def saved_bytes(self) -> int:
@@ -74,7 +78,21 @@ def worth(head: HeadLoss, rows: int, peaks: Peaks = H100_SXM_DATASHEET) -> Worth
     after_s = _matmuls_s(head, rows, size, peaks) + (chunked * logits + 2 * kept) / peaks.bytes_per_s
     chunks = math.ceil(head.count / rows)
     after_s += 2 * sums * chunks / peaks.bytes_per_s
-    return Worth(before, after, chunk, before_s, after_s)
+    return Worth(before, after, chunk, before_s, after_s, _unaligned(head))
+
+
+def _unaligned(head: HeadLoss) -> str | None:
+    """Why a loss of halves stays whose classes matmuls cannot load 16 bytes at a time; None where they can. A step of GPT-124M
+    with 50,257 words takes much less with `pad` alone (`tests/bench/trust/forecasts.py`, at `linear_cross_entropy off`)."""
+    size = val(head.product).element_size()
+    if size != 2 or head.classes * size % ALIGNED == 0:
+        return None
+    least = ALIGNED // size
+    aligned = -(-head.classes // least) * least
+    return (
+        f"matmuls over {head.classes:,} classes are slow in chunks too, and `pad` computes them aligned (for chunks make them "
+        f"a multiple of {least}, {aligned:,})"
+    )
 
 
 def _matmuls_s(head: HeadLoss, rows: int, size: int, peaks: Peaks) -> float:

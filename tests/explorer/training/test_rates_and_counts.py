@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import types
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -364,3 +365,56 @@ def test_what_the_refusal_of_another_rate_says_lets_it_change() -> None:
     eager.step(*data[4])
     theirs = eager.left()
     assert max(float((one - theirs[name]).detach().abs().max()) for name, one in loop.left().items()) < NEAR
+
+
+# --- what nobody may change without being told ------------------------------------------------------------------------
+
+
+def test_counts_that_part_behind_the_binding_are_refused_at_the_call() -> None:
+    loop, data = loop_of("AdamW")(), data_of(6)
+    step = captured(loop, data[:4]).compile()
+    step(*data[4])
+    next(iter(loop.opt.state.values()))["step"].fill_(2.0)
+    loop.opt.state[loop.model[3].bias]["step"].fill_(9.0)
+    with pytest.raises(ValueError, match=r"have made 5 and 9 steps, .* capture it again"):
+        step(*data[5])
+
+
+@pytest.mark.parametrize("how", ["cleared", "made anew"])
+def test_a_state_that_is_gone_is_refused(how: str) -> None:
+    loop, data = Loop(), data_of(5)
+    step = captured(loop, data[:4]).compile()
+    if how == "cleared":
+        loop.opt.state.clear()
+    else:
+        loop.opt.state = defaultdict(dict)
+    with pytest.raises(ExportError, match=r"the optimizer loop.opt has no \w+ of 0.weight any more: load its state"):
+        step(*data[4])
+
+
+class Decayed(Loop):
+    """Weights are written before the optimizer writes to them, whose fused operator reads what came of that."""
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.SGD(self.model.parameters(), lr=0.1, fused=True)
+
+    def more(self) -> None:
+        self.schedule = lr_scheduler.ExponentialLR(self.opt, 0.8)
+
+    def step(self, *data: Tensor) -> None:
+        self.zero()
+        self.loss(*data).backward()
+        with torch.no_grad():
+            for one in self.model.parameters():
+                one.mul_(0.99)
+        self.opt.step()
+
+    def between(self) -> None:
+        self.schedule.step()
+
+
+def test_a_rate_of_weights_that_are_written_before_is_followed_or_refused() -> None:
+    try:
+        check(Decayed)
+    except ExportError as error:
+        assert "let `optimizer.step()` alone write to them" in str(error)  # noqa: PT017

@@ -124,9 +124,16 @@ def test_a_frozen_head_keeps_only_the_gradient_of_its_input() -> None:
 
 @pytest.mark.parametrize("loss_of", [F.cross_entropy, upcast])
 def test_gpt_2(loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
-    _, decision = decided(head(8192, 768, 50257, loss_of=loss_of))
+    _, decision = decided(head(8192, 768, 50304, loss_of=loss_of))
     assert decision.action == "chunk"
-    assert "chunks of 4,096 of 8,192 rows, 392.8 MiB" in decision.reason
+    assert "chunks of 4,096 of 8,192 rows, 393 MiB" in decision.reason
+
+
+def test_a_head_of_halves_that_is_unaligned_is_left_to_pad() -> None:
+    """Chunks of it would be as slow as the whole, which `pad` mends."""
+    _, decision = decided(head(8192, 768, 50257))
+    assert decision.action == "leave"
+    assert "`pad` computes them aligned (for chunks make them a multiple of 8, 50,264)" in decision.reason
 
 
 @pytest.mark.parametrize("loss_of", [upcast, shifted, smoothed, capped])
