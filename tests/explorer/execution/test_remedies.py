@@ -230,19 +230,6 @@ class Training:
         return [*self.model.parameters(), *self.judge.parameters(), *states]
 
 
-@pytest.mark.parametrize("name", ["accumulation", "clipping", "judge of a GAN"])
-def test_a_step_that_torch_computes_in_python_is_to_be_fused(name: str) -> None:
-    """As the tests below have it."""
-    ours = Training(name, fused=False)
-    model, judge, opt = ours.model, ours.judge, ours.opt  # noqa: F841  (names for the capture)
-    with tracefuse.capture_step(n=3) as c:
-        for x in torch.randn(4, 4, 8):
-            ours.cell(x)
-            ours.plan.step()
-    with pytest.raises(ExportError, match=r"make (SGD|AdamW) with `fused=True`"):
-        c.optimize().compile()
-
-
 @pytest.mark.parametrize("by", ["run once more", "capture_step"])
 @pytest.mark.parametrize("name", ["accumulation", "clipping", "judge of a GAN"])
 def test_a_later_step_of_an_optimizer_is_compiled_and_trains_as_eager(name: str, by: str) -> None:
