@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
-from tracefuse.optimizers.trace import human_bytes
+from tracefuse.optimizers.trace import human_bytes, line_of, nbytes, phase
 
 NAME = "saved-not-recomputed"
 
@@ -56,6 +56,27 @@ def test_kernels_alone_do_not_make_it_go_away() -> None:
     (finding,) = found(NAME, case(capture, capture.optimize(remat=None).trace))
     assert finding.changes == {"remat": 1.0, "fuse": True}
     assert not found(NAME, case(capture, capture.optimize().trace))
+
+
+def test_averages_of_an_optimizer_are_no_saved_tensors() -> None:
+    """A backward behind the update is no program that ends in one: the averages decay before that backward."""
+    torch.manual_seed(0)
+    judges, makes, real = nn.Linear(64, 64), nn.Linear(64, 64), torch.randn(4, 64)
+    optimizer = torch.optim.Adam(judges.parameters(), foreach=False)
+
+    def step() -> None:
+        for one in (judges, makes):
+            one.zero_grad()
+        fake = makes(real)
+        (judges(real) - judges(fake.detach())).mean().backward()
+        optimizer.step()
+        judges(fake).mean().backward()
+
+    step()
+    of = case(tracefuse.capture(step))
+    averages = [n for n in of.trace.ops if "step()" in line_of(n) and phase(n) == "forward"]
+    assert sum(map(nbytes, averages)) > saved_bytes(of.trace) / 2, "no average is in the forward any more"
+    assert not any("step()" in one.source for one in found(NAME, of))
 
 
 def test_a_net_of_two_networks_saves_what_its_layers_do() -> None:

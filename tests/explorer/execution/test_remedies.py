@@ -230,10 +230,11 @@ class Training:
         return [*self.model.parameters(), *self.judge.parameters(), *states]
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "in Python"])
 @pytest.mark.parametrize("by", ["run once more", "capture_step"])
 @pytest.mark.parametrize("name", ["accumulation", "clipping", "judge of a GAN"])
-def test_a_later_step_of_an_optimizer_is_compiled_and_trains_as_eager(name: str, by: str) -> None:
-    ours, eager, data = Training(name), Training(name), torch.randn(6, 4, 8)
+def test_a_later_step_of_an_optimizer_is_compiled_and_trains_as_eager(name: str, by: str, fused: bool) -> None:
+    ours, eager, data = Training(name, fused), Training(name, fused), torch.randn(6, 4, 8)
     model, judge, opt = ours.model, ours.judge, ours.opt  # noqa: F841  (names for the capture)
     if by == "capture_step":
         with tracefuse.capture_step(n=3) as c:
