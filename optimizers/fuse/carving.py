@@ -18,7 +18,7 @@ from tracefuse.optimizers.fuse.alike import Form, Found, form_of
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, with_views
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.regions import NO_LOOPS, loops_of
-from tracefuse.optimizers.fuse.repeats import in_words, repeated_nbytes, repeated_value
+from tracefuse.optimizers.fuse.repeats import in_words, repeated_nbytes, repeated_values
 from tracefuse.optimizers.kernels.functions import Misfit, lower
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free, is_remade, slow_in_aten
 from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_value
@@ -178,7 +178,7 @@ class Carver:
         """What computes a value that is read in several orders of memory, and the rest, if apart they move fewer bytes:
         together, what the value is computed from would be read once for each order."""
         at = turned_value(kernel.body)
-        if at is None or not (parts := self._apart(whole, stands_for[at])):
+        if at is None or not (parts := self._apart(whole, [stands_for[at]])):
             return []
         apart, before, after = parts
         orders = f"{stands_for[at].name} is read in several orders of memory"
@@ -187,20 +187,21 @@ class Carver:
         return [before, after]
 
     def _repeated_parts(self, whole: Piece, kernel: Kernel, stands_for: Sequence[fx.Node]) -> list[list[fx.Node]]:
-        """What computes a value that overlapping windows read, and the rest, if apart they take less time by the model."""
-        at = repeated_value(kernel.body)
-        if at is None or not (parts := self._apart(whole, stands_for[at])):
+        """What computes values that overlapping windows or wider ops read, and the rest, if apart they take less time by the
+        model."""
+        places = repeated_values(kernel.body)
+        if not places or not (parts := self._apart(whole, [stands_for[at] for at in places])):
             return []
-        apart, before, after = parts
+        (apart, before, after), at = parts, places[-1]
         again = human_bytes(repeated_nbytes(kernel.body))
         moved = f"that takes as long as moving {again}, beside {human_bytes(kernel.nbytes)} in one kernel"
         reason = f"{in_words(kernel.body, at)}: {moved}; two move {human_bytes(apart)}"
         self.decide(Decision(stands_for[at].name, "split", reason, whole.effort - apart))
         return [before, after]
 
-    def _apart(self, whole: Piece, value: fx.Node) -> tuple[int, list[fx.Node], list[fx.Node]] | None:
-        """What two kernels cost, the first of which computes `value`, and their ops; None where one costs no more."""
-        before = _closure([value], set(whole.nodes))
+    def _apart(self, whole: Piece, values: list[fx.Node]) -> tuple[int, list[fx.Node], list[fx.Node]] | None:
+        """What two kernels cost, the first of which computes `values`, and their ops; None where one costs no more."""
+        before = _closure(values, set(whole.nodes))
         after = set(whole.nodes) - before
         if not before or not after:
             return None
@@ -218,7 +219,7 @@ def _is_said_by_form(form: Form, kernel: Kernel, stands_for: Sequence[fx.Node]) 
     """Whether what becomes of ops follows from their form: not where it may depend on ops around them, such as the views
     behind two inputs of one memory."""
     inputs, ops = stands_for[: len(kernel.body.inputs)], stands_for[len(kernel.body.inputs) :]
-    is_whole = turned_value(kernel.body) is None and repeated_value(kernel.body) is None
+    is_whole = turned_value(kernel.body) is None and not repeated_values(kernel.body)
     return is_whole and _lie_apart(inputs) and form.inside.issuperset(ops)
 
 
@@ -236,8 +237,7 @@ def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
         return "one op alone: ATen's kernel moves the same bytes"
     again = repeated_nbytes(kernel.body)
     if kernel.nbytes + again > alone >= kernel.nbytes:
-        at = repeated_value(kernel.body)
-        assert at is not None
+        at = repeated_values(kernel.body)[-1]
         saved = human_bytes(alone - kernel.nbytes)
         return f"{in_words(kernel.body, at)}: as long as moving {human_bytes(again)}, to spare {saved}"
     if kernel.nbytes > alone:

@@ -124,10 +124,14 @@ class Grain:
 SUMS = Grain(64, 2048, 528)
 """Of kernels that write nothing but sums: four programs for each multiprocessor of an H100 or H200, each with steps enough
 that loads are under way while it adds."""
-BESIDE = Grain(128, TILE, 1024)
-"""Of kernels that write what they sum, too: so many programs fill a GPU several times over."""
-WHOLE_ROWS = Grain(0, LOOP_BLOCK, 264)
-"""Of programs that hold whole rows: only one or two at a time find registers on a multiprocessor."""
+BESIDE = Grain(64, TILE, 1024)
+"""Of kernels that write what they sum, too: so many programs fill a GPU several times over. On an H200, 64 columns and more
+rows per step were faster than 128 columns, beside a GELU's backward and beside a concatenation."""
+WHOLE_ROWS = Grain(0, LOOP_BLOCK, 132)
+"""Of programs that hold whole rows: one or two for each multiprocessor of an H100 or H200, as many as find memory there for
+their loads (`STAGED_NBYTES`). With more of them the last ones run alone."""
+FINISH_COLS, FINISH_PROGRAMS = (8, 32), 96
+"""Columns of a program that adds up partial sums: as few as memory hands out at once, until so many programs share the GPU."""
 SHORTEST_BLOCK = 512
 """Elements of the shortest block of a line that a program reads per step."""
 LITTLE_WASTE, MOST_WASTE = 1 / 8, 1 / 3
@@ -231,7 +235,9 @@ def _block_of_lines(length: int, most: int) -> int | None:
 def partial_sums(columns: Geometry, chunks: int) -> Layout:
     """The layout that sums `chunks` partial sums for each of the columns; its domain is `(chunks, outer, cols)`."""
     n_outer, _, n_cols = columns.sizes
-    cols_block, shape = min(next_power_of_2(n_cols), 32), (chunks, n_outer, n_cols)
+    shape, cols_block = (chunks, n_outer, n_cols), min(next_power_of_2(n_cols), max(FINISH_COLS))
+    while cols_block > min(FINISH_COLS) and n_outer * -(-n_cols // cols_block) < FINISH_PROGRAMS:
+        cols_block //= 2
     rows_block = min(next_power_of_2(chunks), max(1, TILE // cols_block))
     geometry = Geometry((1,), (0,), (2,), (n_outer, chunks, n_cols))
     steps = -(-chunks // rows_block)

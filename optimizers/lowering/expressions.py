@@ -179,3 +179,6 @@ TRANSCENDENTAL = frozenset({
     aten.log2.default, aten.erf.default, aten.expm1.default, aten.log1p.default, aten.sqrt.default, aten.rsqrt.default,
     aten.pow.Scalar,
 })  # fmt: skip
+
+# Of those, with a branch for large arguments, which are reduced in memory of the thread.
+PERIODIC = frozenset({aten.sin.default, aten.cos.default})

@@ -23,7 +23,7 @@ from tracefuse.optimizers.facts import (
     once_per_value,
 )
 from tracefuse.optimizers.fuse.regions import loops_of
-from tracefuse.optimizers.fuse.repeats import repeated_nbytes, repeated_value
+from tracefuse.optimizers.fuse.repeats import repeated_nbytes, repeated_values
 from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.kernels.kernel import Kernel, turned_value
 from tracefuse.optimizers.trace import Trace, call, nbytes, val
@@ -244,5 +244,5 @@ def test_what_is_known_of_a_kernels_body_is_what_is_so(name: str) -> None:
     variant = tracefuse.capture(programs.PROGRAMS[name](torch.float32).run).optimize()
     bodies = [kernel.body for kernel in variant.kernels]
     assert bodies
-    for ask in (repeated_nbytes, repeated_value, turned_value):
+    for ask in (repeated_nbytes, repeated_values, turned_value):
         assert [ask(body) for body in bodies] == [ask.__wrapped__(body) for body in bodies]
