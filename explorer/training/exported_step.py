@@ -211,19 +211,31 @@ def fits(tensor, source, shape, stride, dtype, device):
         )
 
 
+class Held:
+    """Tensors in the dicts that hold them, as modules do: rows of a dict, a key and the tensor. A step asks before each call
+    whether they are there still, so that this takes no loop of Python's."""
+
+    def __init__(self, rows):
+        self.dicts, self.keys, self.tensors = ([row[at] for row in rows] for at in range(3))
+        self.ids = list(map(id, self.tensors))
+
+    def is_same(self):
+        return list(map(id, map(dict.get, self.dicts, self.keys))) == self.ids
+
+
 class Bound:
     """Where a step's tensors are in models and optimizers, by the names that the capture knew them by."""
 
     def __init__(self, models, optimizers, others):
         self.models, self.optimizers, self.others = models, optimizers, others
-        self.state, self.there = [], []
+        self.state, self.there = [], Held([])
         self.made = {}
 
     def is_current(self):
         now = [part for one in self.optimizers for part in (one.state, one.param_groups)]
         is_same = len(now) == len(self.state) and all(a is b for a, b in zip(now, self.state, strict=True))
         is_same = is_same and self.sizes == [len(one.state) for one in self.optimizers]
-        return is_same and all(held.get(key) is tensor for held, key, tensor in self.there)
+        return is_same and self.there.is_same()
 
     def groups(self):
         return [one.param_groups for one in self.optimizers]
@@ -234,7 +246,7 @@ class Bound:
         named = self.named()
         parts = [part for model in self.models for part in model.modules()]
         held = [one for part in parts for one in (part._parameters, part._buffers)]
-        self.there = [(one, key, tensor) for one in held for key, tensor in one.items() if tensor is not None]
+        self.there = Held([(one, key, tensor) for one in held for key, tensor in one.items() if tensor is not None])
         rows = [(name, source, KINDS[name]) for i, (name, source, *_) in enumerate(INPUTS) if i not in DATA]
         rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED and i not in GIVEN]
         rows += [(name, source, "state") for name, (source, _, _) in COUNTS.items()]

@@ -19,6 +19,7 @@ from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
+from tracefuse.training.exported_step import Held
 from tracefuse.training.graphed import graphed_step
 from tracefuse.training.refusals import is_number_kept
 from tracefuse.training.source import optimizers_of, rates_of
@@ -72,7 +73,7 @@ class Live:
         self._rates = rates_of(joint, update)
         self._slots = {**joint.slots, **update.slots}
         self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
-        self._there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._there = Held([])
         self._known: list[Any] = []
         self._sizes: list[int] = []
         self._told: set[str] = set()
@@ -98,7 +99,7 @@ class Live:
         """Whether no checkpoint was loaded since, which gives an optimizer another state, and modules have what they had."""
         is_same = all(one is other for one, other in zip(self._parts(), self._known, strict=True))
         is_same = is_same and self._sizes == [len(one.state) for one in self._optimizers()]
-        return is_same and all(held.get(key) is tensor for held, key, tensor in self._there)
+        return is_same and self._there.is_same()
 
     def groups(self) -> list[list[dict[str, Any]]]:
         return [optimizer.param_groups for optimizer in self._optimizers()]
@@ -127,20 +128,21 @@ class Live:
     def _follow_modules(self) -> None:
         """Find buffers where their modules have them. Raises `ExportError` where a module has another parameter, which no
         optimizer knows, or has the buffer no more."""
-        self._there = []
+        there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         for name, slot in self._slots.items():
             held = slot.held_in()
             if held is None:  # the module is gone, and its tensors are the step's alone
                 continue
-            there = held.get(slot.key)
-            if there is None or (slot.kind == "parameter" and there is not self._tensors[name]):
-                is_other = "has another tensor" if there is not None else "has none"
+            now = held.get(slot.key)
+            if now is None or (slot.kind == "parameter" and now is not self._tensors[name]):
+                is_other = "has another tensor" if now is not None else "has none"
                 raise ExportError(
                     f"the module that had {self._called[name]} when the step was captured {is_other} there now: write to the "
                     "one that it had (`with torch.no_grad(): kept.copy_(new)`), or capture the step again"
                 )
-            self._tensors[name] = there
-            self._there.append((held, slot.key, there))
+            self._tensors[name] = now
+            there.append((held, slot.key, now))
+        self._there = Held(there)
 
     def _parts(self) -> list[Any]:
         return [part for one in self._optimizers() for part in (one.state, one.param_groups)]
