@@ -5,7 +5,6 @@ The operator is that of `tracefuse.optimizers.cat.packed_attention`; what it doe
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,26 +12,20 @@ from typing import Any
 import torch
 
 from tracefuse.device import packed_runtime
+from tracefuse.device.copied import OperatorText, below_mark
 from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, PACKED_BACKWARD, Packing
 
-OPERATOR = PACKED_BACKWARD._opname
 AMPERE = (8, 0)
 """The first GPUs with bfloat16 and with the attention that cuDNN has."""
 
-_MARK = "# --- copied into exported files that pack gradients of attention ---\n"
-_COPIED = Path(packed_runtime.__file__).read_text().split(_MARK)[1].strip("\n")
-RUNTIME = f"import threading\nimport warnings\n\n{_COPIED}"
-"""All that a file needs besides torch to call the operator."""
-
-_CALL = re.compile(rf"(?<![\w.]){OPERATOR}\(")
+TEXT = OperatorText(
+    PACKED_BACKWARD._opname, f"import threading\nimport warnings\n\n{below_mark(Path(packed_runtime.__file__))}"
+)
 
 _IMPLEMENTATION = torch.library.Library("tracefuse", "IMPL")
-_IMPLEMENTATION.impl(OPERATOR, packed_runtime.packed_scaled_dot_product_attention_backward, "CompositeExplicitAutograd")
-
-
-def support(text: str) -> str:
-    """What stands above `text` in a file, if it calls the operator; empty if it does not."""
-    return RUNTIME if _CALL.search(re.sub(r"#.*", "", text)) else ""
+_IMPLEMENTATION.impl(
+    TEXT.name, packed_runtime.packed_scaled_dot_product_attention_backward, "CompositeExplicitAutograd"
+)
 
 
 def share_graphs(module: ModuleType) -> None:

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from tracefuse.device import embedding_gradient, linear_cross_entropy
+from tracefuse.device import embedding_gradient, linear_cross_entropy, packed_attention
 from tracefuse.device.dropout import support
-from tracefuse.device.packed_attention import support as packing_support
 from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import MAX_INTEGERS, behind_places, drawn_row
 from tracefuse.execution.one_step import check_one_step
@@ -107,7 +106,9 @@ def functions_source(variant: Optimised) -> str:
 
 def _needs_triton(variant: Optimised) -> bool:
     halves = rendered(variant.forward) + rendered(variant.backward)
-    return bool(variant.kernels) or any(one.is_called(halves) for one in (linear_cross_entropy, embedding_gradient))
+    return bool(variant.kernels) or any(
+        one.TEXT.is_called(halves) for one in (linear_cross_entropy, embedding_gradient)
+    )
 
 
 def kernel_texts(variant: Optimised) -> dict[str, str]:
@@ -133,9 +134,10 @@ def _functions(variant: Optimised, is_backward_once: bool, further: Further | No
         *([_rule("kernels"), LAUNCH] if kernels else []),
         table_support("\n".join(kernels)),
         support("\n".join([*kernels, *optimised])),
-        packing_support("\n".join(optimised)),
-        linear_cross_entropy.support("\n".join(optimised)),
-        embedding_gradient.support("\n".join(optimised)),
+        *(
+            one.TEXT.support("\n".join(optimised))
+            for one in (packed_attention, linear_cross_entropy, embedding_gradient)
+        ),
         casts,
         *kernels,
         _rule("the optimised program"),

@@ -7,12 +7,6 @@ many for each dtype, and others each time.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from drawn_programs import Drawn, programs
@@ -21,12 +15,12 @@ from exactness import check_program
 from fake_clock import decide_all
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
+from interpreter import INTERPRETED, passed_under_the_interpreter
 from padded import PADS_ALL
 
 import tracefuse
 from tracefuse.variant import Variant
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 DTYPES = pytest.mark.parametrize("dtype", [f64, f32, bf16], ids=["f64", "f32", "bf16"])
 
@@ -48,17 +42,7 @@ def test_passes_keep_the_numbers(dtype: torch.dtype) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_kernels_keep_the_numbers_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    limit = 280 if not EXAMPLES else None
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=limit
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None
-    assert int(passed[1]) >= 3
+    assert passed_under_the_interpreter([__file__], timeout=None if EXAMPLES else 280) >= 3
 
 
 def test_what_is_drawn_becomes_kernels() -> None:

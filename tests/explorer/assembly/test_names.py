@@ -9,13 +9,13 @@ import pytest
 
 from tracefuse.assembly.names import RESERVED_NAMES, Names
 from tracefuse.device.dropout import SUPPORT
-from tracefuse.device.packed_attention import RUNTIME
+from tracefuse.device.packed_attention import TEXT
 from tracefuse.execution import export
 from tracefuse.execution.spelling import CAST_ALL
 
 COPIED = {
     "the exported runtime": Path(export.__file__).with_name("exported_runtime.py").read_text(),
-    "the packed runtime": RUNTIME,
+    "the packed runtime": TEXT.runtime,
     "what kernels call": "\n".join(SUPPORT.values()),
     "what casts together": CAST_ALL,
     "the file's imports": "import triton\nimport triton.language as tl",

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from interpreter import INTERPRETED, interpreted
+from interpreter import INTERPRETED, interpreted, passed_under_the_interpreter
 from torch import Tensor
 
 from tracefuse.device import embedding_gradient_runtime as runtime
-from tracefuse.device.embedding_gradient import RUNTIME
+from tracefuse.device.embedding_gradient import TEXT
 from tracefuse.optimizers.decompose.embeddings import ADD_EMBEDDING_GRADIENT
 from tracefuse.optimizers.fakes.made import fake_tensor
 
@@ -28,14 +26,7 @@ EPS = {f64: 1e-14, f32: 2e-6, bf16: 2.0**-7, f16: 2.0**-10}
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_numbers_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None
-    assert int(passed[1]) > 40
+    assert passed_under_the_interpreter([__file__], "-m", "not gpu") > 40
 
 
 # --- places -----------------------------------------------------------------------------------------------------------
@@ -223,7 +214,7 @@ def test_its_type_is_true(is_turned: bool) -> None:
 
 def test_the_text_for_files_stands_alone() -> None:
     space: dict[str, Any] = {}
-    exec(f"import torch\nimport triton\nimport triton.language as tl\n{RUNTIME.replace('@triton.jit', '')}", space)
+    exec(f"import torch\nimport triton\nimport triton.language as tl\n{TEXT.runtime.replace('@triton.jit', '')}", space)
     total, gradient, indices = torch.randn(ROWS, 7), torch.randn(40, 7), drawn(40)
     found = inspect.unwrap(space["add_embedding_gradient"])(total, gradient, indices, -1)
     check(found, total, gradient, indices)

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tracefuse
 from tracefuse.device import packed_runtime
-from tracefuse.device.packed_attention import OPERATOR, cat_options
+from tracefuse.device.packed_attention import TEXT, cat_options
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, PACKED_BACKWARD, Packing
 from tracefuse.optimizers.passes import run_pipeline
@@ -254,7 +254,7 @@ def test_a_compiled_program(cuda_graph):
     eager, exact = x.grad, in_float64(x, *options)
     assert eager is not None
     variant = capture.optimize().check()
-    assert f"def {OPERATOR}(" in variant.source
+    assert f"def {TEXT.name}(" in variant.source
     program = variant.compile(cuda_graph=cuda_graph)
     for _ in range(2):
         x.grad = None

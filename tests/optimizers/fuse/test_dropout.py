@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from cuda_traces import H100_THREADS, FusedOnCuda, fused_on_cuda, mask_by_aten, on_cuda
+from interpreter import INTERPRETED, interpreted
 from kernels import run_poisoned
 from torch import Tensor, fx, nn
 
@@ -30,8 +30,6 @@ from tracefuse.optimizers.trace import Trace, origin
 
 aten = torch.ops.aten
 f64, f32, bf16 = torch.float64, torch.float32, torch.bfloat16
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_numbers_under_the_interpreter")
 compiled = pytest.mark.skipif(INTERPRETED, reason="compiles, which the interpreter cannot")
 
 

@@ -6,11 +6,7 @@ Triton decides when it is imported whether it interprets, so the numbers are che
 
 from __future__ import annotations
 
-import os
 import random
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
-from interpreter import INTERPRETED, interpreted
+from interpreter import INTERPRETED, interpreted, passed_under_the_interpreter
 from kernel_programs import POINTWISE, SHAPED, rand
 from kernels import check_kernel, check_trace, kernel_of, kernel_of_op, run_poisoned
 from programs import PROGRAMS
@@ -61,15 +57,8 @@ LEAST = {"kernels": len(POINTWISE) + len(SHAPED), "formulas": 230}
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 @pytest.mark.parametrize("group", FILES)
 def test_numbers_under_the_interpreter(group: str) -> None:
-    files = [str(Path(__file__).parents[2] / name) for name in FILES[group]]
-    command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=1200)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None
-    assert int(passed[1]) > LEAST[group]
+    files = [Path(__file__).parents[2] / name for name in FILES[group]]
+    assert passed_under_the_interpreter(files, "-m", "not gpu", timeout=1200) > LEAST[group]
 
 
 # --- pointwise --------------------------------------------------------------------------------------------------------

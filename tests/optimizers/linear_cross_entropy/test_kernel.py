@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from interpreter import INTERPRETED, interpreted
+from interpreter import INTERPRETED, interpreted, passed_under_the_interpreter
 from torch import Tensor
 
 from tracefuse.device import linear_cross_entropy_runtime as runtime
-from tracefuse.device.linear_cross_entropy import RUNTIME
+from tracefuse.device.linear_cross_entropy import TEXT
 from tracefuse.optimizers.fakes.made import fake_tensor
 from tracefuse.optimizers.linear_cross_entropy.operator import LINEAR_CROSS_ENTROPY, MOST_ROUNDINGS
 
@@ -28,14 +23,7 @@ EPS = {f64: 1e-12, f32: 1e-6, bf16: 2.0**-7, f16: 2.0**-10}
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_numbers_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None
-    assert int(passed[1]) > 20
+    assert passed_under_the_interpreter([__file__], "-m", "not gpu") > 20
 
 
 # --- one chunk --------------------------------------------------------------------------------------------------------
@@ -251,7 +239,7 @@ def test_its_types_are_true(dtype: torch.dtype, rows: int, turned: bool, wants: 
 
 def test_the_text_for_files_stands_alone() -> None:
     space: dict[str, object] = {}
-    exec(f"import torch\nimport triton\nimport triton.language as tl\n{RUNTIME.replace('@triton.jit', '')}", space)
+    exec(f"import torch\nimport triton\nimport triton.language as tl\n{TEXT.runtime.replace('@triton.jit', '')}", space)
     given = head(f32)
     kernel = inspect.unwrap(space["linear_cross_entropy"])  # type: ignore[arg-type]
     found = kernel(

@@ -7,12 +7,12 @@ are checked in the process that `test_triton.test_numbers_under_the_interpreter`
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from interpreter import INTERPRETED, interpreted
 from kernels import check_kernel, kernel_of, run_poisoned, triton_ir
 from torch import Tensor
 
@@ -26,8 +26,6 @@ f32, f64, bf16, f16, i64, i32, u8 = (
 )  # fmt: skip
 DTYPES = (f32, bf16, f64, i64, i32, u8, torch.bool)
 NAN = float("nan")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_numbers_under_the_interpreter")
 compiled = pytest.mark.skipif(INTERPRETED, reason="Triton interprets in this process")
 
 NUMBERS = {"exponent": 2, "threshold": 1, "min": 0, "max": 3, "weight": 0.5, "scale": 2.0, "self_is_result": False}

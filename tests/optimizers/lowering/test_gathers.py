@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from interpreter import INTERPRETED, interpreted
 from kernels import check_kernel, kernel_of, kernel_of_types, run_poisoned, triton_ir
 from torch import Tensor
 
@@ -24,8 +24,6 @@ from tracefuse.optimizers.lowering.gathers import index_bound
 from tracefuse.optimizers.passes import Decision
 
 aten = torch.ops.aten
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_triton.test_numbers_under_the_interpreter")
 compiled = pytest.mark.skipif(INTERPRETED, reason="Triton interprets in this process")
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 

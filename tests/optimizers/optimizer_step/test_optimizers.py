@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from interpreter import INTERPRETED, interpreted
+from interpreter import INTERPRETED, interpreted, passed_under_the_interpreter
 from kernels import poisoned_empty
 from updates import CASES, check_exactness, check_overwritten, make, steps_of, tried
 
@@ -51,12 +47,6 @@ def test_its_kernels_compute_that(name: str, options: dict[str, object], dtype: 
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_kernels_under_the_interpreter() -> None:
-    here = Path(__file__).parent
-    files = [str(here / name) for name in ("test_optimizers.py", "test_steps.py", "test_lists.py")]
-    command = [sys.executable, "-m", "pytest", *files, "-q", "-n0", "-p", "no:cacheprovider", "-k", "kernels_compute"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=here.parents[2])
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None
-    assert int(passed[1]) > len(INTERPRETED_CASES)
+    files = [Path(__file__).with_name(name) for name in ("test_optimizers.py", "test_steps.py", "test_lists.py")]
+    passed = passed_under_the_interpreter(files, "-n0", "-k", "kernels_compute", timeout=None)
+    assert passed > len(INTERPRETED_CASES)
