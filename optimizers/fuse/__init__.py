@@ -8,7 +8,8 @@ lies between in registers, and writes only what others read:
 
 A long tree of adds becomes a kernel that sums any number of operands (`long_sums`). Kernels are merged (`merging`) and cheap
 values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
-needs both as it is and transposed would have it read its inputs twice.
+needs both as it is and transposed would have it read its inputs twice, and where it would compute a value so often that to
+store it takes less time (`repeats`).
 Kernels that were timed and lost are cut in two, or left out (`timed`). Casts of parameters that no kernel holds are made by
 one launch (`casts`).
 

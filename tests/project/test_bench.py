@@ -120,7 +120,8 @@ def test_fusions(tmp_path: Path) -> None:
     found, printed = run("fusions/fusions.py", tmp_path, *flags, "--only", "pool", "--seconds", "0")
     (first,) = found["programs"]
     assert "are left: call it again" in printed
-    again, printed = run("fusions/fusions.py", tmp_path, *flags, "--only", "pool")
+    again, printed = run("fusions/fusions.py", tmp_path, *flags, "--only", "pool", "--processes", "2")
+    assert "held against float64 after" in printed
     assert again["programs"][first] == found["programs"][first], "what was measured before stays"
     assert len(again["programs"]) == 2
     assert "all are there" in printed

@@ -1,14 +1,16 @@
 """Fusion programs and whole nets, forward and backward, beside eager and torch.compile, in rounds that are taken in turn.
 
     python tests/bench/fusions/fusions.py --out fusions.json --seconds 280       again and again, until all are there
+    python tests/bench/fusions/fusions.py --out fusions.json --processes 14      with many cores: tiny sizes at once, first
     python tests/bench/fusions/fusions.py --part nets --out fusion_nets.json
     python tests/bench/fusions/fusions.py --small --check --only mish            tiny sizes, on a CPU too
 
 A program (`chains.py`) is a convolution or a matmul with norms, activations, pools and reductions behind it, in float32 with
 TF32. Each runs as it is, under `torch.compile(model)` and under `torch.compile(model, backend="tracefuse")`; nets (`nets.py`)
 also as CUDA graphs, of torch's and ours. A time is the least of up to 12 rounds. Every program is first run at tiny sizes,
-where all columns are held against float64. The JSON is written after each program, and a later call with the same file goes
-on behind it, on the same GPU with the same versions; a program that was slower by more than 2 % has the kernels of both.
+where all columns are held against float64; with `--processes` all of them are, in so many processes at once, before anything
+is timed. The JSON is written after each program, and a later call with the same file goes on behind it, on the same GPU with
+the same versions; a program that was slower by more than 2 % has the kernels of both.
 
 With `--check` the status is 1 where a column failed, or was farther from float64 than `MOST_OFF` and twice as far as eager,
 or where, on a GPU, a program is slower than eager by more than 2 %.
@@ -18,9 +20,12 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +57,23 @@ def main() -> None:
     made.add_argument("--part", choices=COLUMNS, default="programs")
     made.add_argument("--only", action="append", default=[], help="names that contain this word (may be repeated)")
     made.add_argument("--seconds", type=float, default=math.inf, help="begin no other program after so many")
+    made.add_argument("--processes", type=int, default=1, help="run tiny sizes in so many at once (default: 1)")
     made.add_argument("--check", action="store_true", help="status 1 where something does not hold")
     arguments = made.parse_args()
     names = [name for name in works(arguments.part) if all(word in name for word in arguments.only)]
     record = begun(arguments.out, arguments.part, arguments.device, arguments.small)
     start_s = time.monotonic()
-    for count, name in enumerate(name for name in names if name not in record["programs"]):
+    todo, known = [name for name in names if name not in record["programs"]], record["off"]
+    if arguments.processes > 1:
+        for name, off in exactness(arguments, [name for name in todo if name not in known]):
+            known[name] = off
+            write(arguments.out, record, is_quiet=True)
+        print(f"held against float64 after {time.monotonic() - start_s:.0f} s", flush=True)
+    for count, name in enumerate(todo):
         if count and time.monotonic() - start_s > arguments.seconds:
             break
-        row = measured(arguments.part, name, arguments.device, arguments.small, arguments.budget)
+        off = known.pop(name, None) or off_by(arguments.part, name, arguments.device)
+        row = measured(arguments.part, name, arguments.device, arguments.small, arguments.budget, off)
         record["programs"][name] = row
         print(f"{len(record['programs'])} of {len(names)}: {line(name, row)}", flush=True)
         write(arguments.out, record, is_quiet=True)
@@ -103,7 +116,7 @@ def net_of(name: str) -> Callable[[bool, str], Work]:
 def begun(out: Path | None, part: str, device: str, small: bool) -> dict[str, Any]:
     """The record that `out` holds, if it was made here, else a new one."""
     here = environment(device)
-    new = {"benchmark": "fusions", "part": part, "small": small, "environment": here, "programs": {}}
+    new = {"benchmark": "fusions", "part": part, "small": small, "environment": here, "off": {}, "programs": {}}
     if out is None or not out.exists():
         return new
     found = json.loads(out.read_text())
@@ -111,25 +124,42 @@ def begun(out: Path | None, part: str, device: str, small: bool) -> dict[str, An
     of = ("device", "torch", "triton", "tracefuse")
     if (found["part"], found["small"]) != (part, small) or any(known[name] != here[name] for name in of):
         sys.exit(f"{out} was made by another part, machine or version ({known['device']}): name another file")
-    return found
+    return new | found
 
 
-def measured(part: str, name: str, device: str, small: bool, budget_s: float) -> dict[str, Any]:
-    """How far each column is from float64 at tiny sizes, and its times."""
-    made, columns = works(part)[name], COLUMNS[part] if device == "cuda" else ON_A_CPU
+def exactness(arguments: Namespace, names: list[str]) -> Iterator[tuple[str, dict[str, float]]]:
+    """What `off_by` finds of each program, as it comes, in several processes that share the device: nothing is timed."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.processes, context) as pool:
+        found = {pool.submit(off_by, arguments.part, name, arguments.device): name for name in names}
+        for one in as_completed(found):
+            yield found[one], one.result()
+
+
+def columns_on(part: str, device: str) -> tuple[str, ...]:
+    return COLUMNS[part] if device == "cuda" else ON_A_CPU
+
+
+def off_by(part: str, name: str, device: str) -> dict[str, float]:
+    """How far each column of a program is from float64 at tiny sizes."""
     with fresh():
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
-        tiny = made(True, device)
-        off = differences(tiny, columns)
+        return differences(works(part)[name](True, device), columns_on(part, device))
+
+
+def measured(
+    part: str, name: str, device: str, small: bool, budget_s: float, off: Mapping[str, float]
+) -> dict[str, Any]:
+    """The row of a program: how far each column is `off`, and its times."""
     with fresh():
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
-        work = tiny if small else made(False, device)
-        found = timed(work, columns, budget_s / 10 if small else budget_s)
+        work = works(part)[name](small, device)
+        found = timed(work, columns_on(part, device), budget_s / 10 if small else budget_s)
     if device == "cuda":
         torch.cuda.empty_cache()
-    return {"off": off, "autocast": tiny.autocast, "columns": found, "date": environment(device)["date"]}
+    return {"off": off, "autocast": work.autocast, "columns": found, "date": environment(device)["date"]}
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------
