@@ -8,7 +8,6 @@ bind                the step function of a model and its optimizer
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
@@ -30,9 +29,11 @@ from tracefuse.optimizers.render import literal
 from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, Output, Trace, line_of, val
 from tracefuse.training.batches import drawn
-from tracefuse.training.counted import COUNT, counts_of, followed
+from tracefuse.training.formulas import COUNT
+from tracefuse.training.host_numbers import counts_of, numbers_of
 from tracefuse.training.order import as_read
-from tracefuse.training.refusals import followed_rate
+from tracefuse.training.rates import rate_source
+from tracefuse.training.refusals import remedy_of_rate
 
 _FILE = (Path(__file__).parent / "exported_step.py").read_text()
 _RUNTIME = _FILE.split("# --- copied into every exported file of a whole step ---\n")[1]
@@ -109,13 +110,10 @@ def optimizers_of(update: CapturedProgram) -> list[Stepped]:
 
 def rates_of(joint: CapturedProgram, update: CapturedProgram) -> dict[str, tuple[int, int]]:
     """The inputs of a step's parts that are learning rates: which optimizer, which group."""
-    names = _places_of(update)
-    found = {}
-    for entry in (*joint.trace.inputs, *update.trace.inputs):
-        match = re.fullmatch(r"(.*)\.param_groups\[(\d+)\]\['lr'\]", entry.source)
-        if entry.kind == "hyperparameter" and match is not None and match[1] in names:
-            found[entry.name] = names[match[1]], int(match[2])
-    return found
+    steps = reversed(list(enumerate(optimizers_of(update))))
+    known = {rate_source(step, group): (at, group) for at, step in steps for group in range(len(step.groups))}
+    inputs = (*joint.trace.inputs, *update.trace.inputs)
+    return {i.name: known[i.source] for i in inputs if i.kind == "hyperparameter" and i.source in known}
 
 
 def _places_of(update: CapturedProgram) -> dict[str, int]:
@@ -168,17 +166,16 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     yield f"CHANGED = {_labels(update)!r}  # what update returns"
     yield f"CAPTURED_CHANGED = {_labels(program.trace)!r}"
     yield f"RATES = {rates!r}  # learning rates: which optimizer, which of its groups"
-    numbers = {
-        one.name: one for part in (captured, program) for one in followed(part, program.stepped) if one.name in read
-    }
+    parts = (captured, program)
+    numbers = {name: one for part in parts for name, one in numbers_of(part, program.stepped).items() if name in read}
     yield "NUMBERS = {  # what the optimizer computes of a rate and a count: which optimizer, which group, how"
     for name, one in numbers.items():
-        yield f"    {name!r}: ({at_of[one.stepped.name]}, {one.group}, lambda group, step: {one.formula}),"
+        yield f"    {name!r}: ({at_of[one.stepped.name]}, {one.group}, lambda group, step: {one.formula.text}),"
     yield "}"
-    called = {i.name: i.source for part in (captured, program) for i in part.trace.inputs}
+    called = {i.name: i.source for part in parts for i in part.trace.inputs}
     counts = {
-        name: (f"{COUNT} of {called[parameter]}", at_of[step.name], group)
-        for name, (step, group, parameter) in counts_of(numbers.values()).items()
+        name: (f"{COUNT} of {called[one.parameter]}", at_of[one.stepped.name], one.group)
+        for name, one in counts_of(numbers.values()).items()
     }
     yield f"COUNTS = {counts!r}  # of steps, raised by each call: what it is, which optimizer, which group"
     yield f"SHARED_RATES = {_shared(program, rates)!r}  # those that several groups have"
@@ -300,7 +297,7 @@ def _options(update: CapturedProgram, followed: Set[tuple[int, int]]) -> str:
             else {}
             for g, options in enumerate(step.groups)
         ]
-        rows.append((step.name, tuple(groups), followed_rate(step)))
+        rows.append((step.name, tuple(groups), remedy_of_rate(step)))
     return literal(rows)
 
 

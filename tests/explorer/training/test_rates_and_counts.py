@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from whole_step_loops import NEAR, Loop, captured, check, data_of
 
 from tracefuse.errors import ExportError
-from tracefuse.training.counted import OF_KIND
+from tracefuse.training.formulas import OF_KIND
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "AdamW": {},
