@@ -39,21 +39,32 @@ ROOT = Formula("(1 - group['betas'][1] ** step) ** 0.5", "root", is_counted=True
 SIZE = Formula("-(float(group['lr']) / (1 - group['betas'][0] ** step))", "size", is_counted=True)
 SLOWER = Formula("-(float(group['lr']) / (1 + (step - 1) * group['lr_decay']))", "size", is_counted=True)
 
-_ADAM = (("div", ROOT), ("addcdiv", SIZE), ("mul", DECAY))
-OF_KIND: Mapping[str, tuple[tuple[str, Formula], ...]] = {
+
+@dataclass(frozen=True)
+class Use:
+    """An operator that may take such a number, and where it `changes_weights` computes on the parameter itself: another one of
+    that name may take an equal number for the optimizer's state, as `exp_avg_sq.mul_(0.999)` does."""
+
+    operator: str
+    formula: Formula
+    changes_weights: bool = False
+
+
+_ADAM = (Use("div", ROOT), Use("addcdiv", SIZE, True), Use("mul", DECAY, True))
+OF_KIND: Mapping[str, tuple[Use, ...]] = {
     "Adam": _ADAM,
     "AdamW": _ADAM,
-    "Adamax": (("addcdiv", SIZE),),
-    "Adagrad": (("addcdiv", SLOWER), ("mul", SLOWER)),  # the second as lists
-    "SGD": (("add", RATE),),
-    "RMSprop": (("addcdiv", RATE), ("add", RATE)),  # the second with momentum
-    "Adadelta": (("add", RATE), ("mul", RATE)),  # the second as lists
+    "Adamax": (Use("addcdiv", SIZE, True),),
+    "Adagrad": (Use("addcdiv", SLOWER, True), Use("mul", SLOWER)),  # the second as lists
+    "SGD": (Use("add", RATE, True),),
+    "RMSprop": (Use("addcdiv", RATE, True), Use("add", RATE, True)),  # the second with momentum
+    "Adadelta": (Use("add", RATE, True), Use("mul", RATE)),  # the second as lists
 }
-"""Of each optimizer of `torch.optim` the operators that may take such a number, and by which formula."""
+"""Of each optimizer of `torch.optim` what may take such a number."""
 
 
-def uses_of(kind: str, options: Mapping[str, Any]) -> tuple[tuple[str, Formula], ...]:
-    """Those of an optimizer of this kind with a group's options."""
+def uses_of(kind: str, options: Mapping[str, Any]) -> tuple[Use, ...]:
+    """What may of an optimizer of this kind with a group's options."""
     is_decoupled = kind == "AdamW" or bool(options.get("decoupled_weight_decay"))
     decays = is_decoupled and bool(options.get("weight_decay"))
-    return tuple((operator, formula) for operator, formula in OF_KIND[kind] if formula != DECAY or decays)
+    return tuple(use for use in OF_KIND[kind] if use.formula != DECAY or decays)

@@ -60,8 +60,8 @@ def numbers_of(program: CapturedProgram, stepped: Sequence[Stepped]) -> dict[str
     known: dict[str, Number] = {}
     for step in stepped:
         for group, options in enumerate(step.groups):
-            for _, formula in uses_of(step.kind, options) if step.kind in OF_KIND else ():
-                number = Number(step, group, formula)
+            for use in uses_of(step.kind, options) if step.kind in OF_KIND else ():
+                number = Number(step, group, use.formula)
                 known.setdefault(number.source, number)
     return {i.name: known[i.source] for i in program.trace.inputs if i.kind == "hyperparameter" and i.source in known}
 
@@ -138,7 +138,7 @@ def _places_of(step: Stepped, program: CapturedProgram) -> dict[Number, list[Pla
             return {}
         nodes = [node for node, of in computed_for.items() if of == group]
         raised = {before[name] + 1 for name, one in counts.items() if one.parameter in parameters and name in before}
-        places = _places(step.kind, options, nodes, raised)
+        places = _places(step, options, nodes, raised)
         if not places or any(len(those) != len(parameters) for those in places.values()):
             return {}
         found |= {Number(step, group, formula): those for formula, those in places.items()}
@@ -182,16 +182,33 @@ def number_type(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
 
 
 def _places(
-    kind: str, options: Mapping[str, Any], nodes: Sequence[fx.Node], raised: set[float]
+    step: Stepped, options: Mapping[str, Any], nodes: Sequence[fx.Node], raised: set[float]
 ) -> dict[Formula, list[Place]]:
     """For each formula where its number stands. Counts that differ within a group have no one number."""
     found: dict[Formula, list[Place]] = {}
-    for operator, formula in uses_of(kind, options):
-        those = found.setdefault(formula, [])
-        if not formula.is_counted or len(raised) == 1:
-            value = formula.evaluate(options, max(raised, default=0.0))
-            those += [place for node in nodes for place in _taken(node, operator) if place.value == value]
+    for use in uses_of(step.kind, options):
+        those = found.setdefault(use.formula, [])
+        if not use.formula.is_counted or len(raised) == 1:
+            value = use.formula.evaluate(options, max(raised, default=0.0))
+            equal = (place for node in nodes for place in _taken(node, use.operator) if place.value == value)
+            those += [place for place in equal if not (use.changes_weights and _is_of_state(place, step))]
     return found
+
+
+def _is_of_state(place: Place, step: Stepped) -> bool:
+    """Whether the operator computes there on the optimizer's state, as it was or as it is updated."""
+    return input_behind(first_operand(place)) in step.state
+
+
+def input_behind(value: Any) -> str:
+    """The input that a value is, or is computed from by what writes to it: each op's first operand, of a list the one at the
+    same place; "" where there is none."""
+    at = value
+    while isinstance(at, fx.Node) and at.op != "placeholder":
+        made = producer(at)
+        first = next((one for one in made.args if isinstance(one, (fx.Node, list, tuple))), None)
+        at = first[at.args[1] if is_getitem(at) else 0] if isinstance(first, (list, tuple)) and first else first  # type: ignore[index]
+    return at.name if isinstance(at, fx.Node) else ""
 
 
 def _taken(node: fx.Node, operator: str) -> Iterator[Place]:

@@ -13,9 +13,10 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tracefuse.assembly.program import CapturedProgram, Stepped
-from tracefuse.optimizers.ops import arguments, is_getitem, producer
+from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import Input, Trace, eliminate_dead_code, origin, phase, val
 from tracefuse.training.added_inputs import add_number, with_trace
+from tracefuse.training.host_numbers import input_behind
 
 
 def is_rate(op: str, argument: str) -> bool:
@@ -80,12 +81,7 @@ def _written_first(node: fx.Node) -> str:
     """The input that the first of a fused operator's parameters is, or is computed from: an earlier round updates it, a clamp
     or a decay by hand writes to it before."""
     parameters = node.args[0]
-    at = parameters[0] if isinstance(parameters, (list, tuple)) and parameters else None
-    while isinstance(at, fx.Node) and at.op != "placeholder":
-        made = producer(at)
-        first = next((one for one in made.args if isinstance(one, (fx.Node, list, tuple))), None)
-        at = first[at.args[1] if is_getitem(at) else 0] if isinstance(first, (list, tuple)) and first else first  # type: ignore[index]
-    return at.name if isinstance(at, fx.Node) else ""
+    return input_behind(parameters[0]) if isinstance(parameters, (list, tuple)) and parameters else ""
 
 
 def rate_of_nobody(program: CapturedProgram, stepped: tuple[Stepped, ...]) -> fx.Node | None:

@@ -67,6 +67,35 @@ def test_ten_steps_are_eagers_with_a_rate_that_changes_in_each(text: str, foreac
 
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (
+            optim.AdamW,
+            {"lr": 0.01, "weight_decay": 0.1},
+        ),  # 1 - 0.01 * 0.1 is 0.999, with which exp_avg_sq is multiplied too
+        (optim.SGD, {"lr": 0.5, "momentum": 0.9, "dampening": 1.5}),  # what the momentum adds is -0.5 times a gradient
+    ],
+    ids=["AdamW", "SGD"],
+)
+def test_a_number_that_another_op_takes_for_the_state_is_the_one_of_the_weights(
+    kind: Any, options: dict[str, Any], foreach: bool
+) -> None:
+    class Made(Loop):
+        def optimizer(self) -> optim.Optimizer:
+            return kind(self.model.parameters(), foreach=foreach, **options)
+
+        def between(self) -> None:
+            self.opt.param_groups[0]["lr"] *= 0.9 if len(self.seen) > 4 else 1
+            self.seen.append(None)
+
+        def more(self) -> None:
+            self.seen: list[None] = []
+
+    check(Made)
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
 def test_the_exported_step_counts_as_well(foreach: bool, tmp_path: Path) -> None:
     kind = loop_of("AdamW", foreach=foreach)
     ours, theirs, eager, data = kind(), kind(), kind(), data_of(14)
