@@ -36,6 +36,7 @@ from tracefuse.recording.namespace import (
     Root,
     is_a,
     listed,
+    modules_in,
     named,
     named_arguments,
     names_now,
@@ -313,7 +314,10 @@ class ModuleStack:
 
     def name_roots(self, recording: Recording, variables: Mapping[str, Any]) -> None:
         """The program is over, and sees these variables: say what its roots are called, and where its ops come from."""
-        for module in sorted((one for one in variables.values() if is_a(one, nn.Module)), key=_size, reverse=True):
+        seen = [one for one in variables.values() if is_a(one, nn.Module)]
+        if recording.updates:  # `trainer.ema` never runs, and a step writes to it
+            seen += [held.module for held in modules_in(variables) if held.far]
+        for module in sorted(seen, key=_size, reverse=True):
             self.add_root(module, is_running=False)
         ran = {int(call.origin.root) for call in recording.calls if call.origin.root}
         known = map(self.tensors.get, recording.externals.values())
