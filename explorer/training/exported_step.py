@@ -211,6 +211,11 @@ def fits(tensor, source, shape, stride, dtype, device):
         )
 
 
+def model_order():
+    """The models that a step takes, as a list."""
+    return f"[{', '.join(one or 'model' for one in MODELS)}]"
+
+
 class Bound:
     """Where a step's tensors are in models and optimizers, by the names that the capture knew them by."""
 
@@ -247,6 +252,28 @@ class Bound:
             named |= dict(model.named_buffers(root, remove_duplicate=False))
             named |= dict(model.named_parameters(root, remove_duplicate=False))
         return named
+
+    def check_models(self):
+        """ValueError where one of several models has the tensors of another one: they come in the order of MODELS."""
+        rows = [(source, shape) for name, source, shape, *_ in INPUTS if KINDS[name] in ("parameter", "buffer")]
+        rows += [(source, shape) for _, source, kind, shape, *_ in UPDATED if kind in ("parameter", "buffer")]
+        of_root = {root: [] for root in MODELS}
+        for source, shape in rows:
+            root = next((one for one in MODELS if one and source.startswith(f"{one}.")), "")
+            of_root.get(root, []).append((source, shape))
+
+        def is_like(model, root):
+            held = (
+                *model.named_parameters(root, remove_duplicate=False),
+                *model.named_buffers(root, remove_duplicate=False),
+            )
+            shapes = {path: tensor.shape for path, tensor in held}
+            return all(shapes.get(source) == shape for source, shape in of_root[root])
+
+        pairs = list(zip(self.models, MODELS, strict=False))
+        wrong = [(model, root) for model, root in pairs if not is_like(model, root)]
+        if any(is_like(model, root) for model, _ in wrong for _, root in wrong) and len(MODELS) > 1:
+            raise ValueError(f"the models come in another order than the step was captured with: pass {model_order()}")
 
     def order(self):
         """Put the optimizers in the order of OPTIMIZERS: each is known by a parameter that it updates. ValueError where none
@@ -287,11 +314,7 @@ class Bound:
                     "a backward), or load its state (`optimizer.load_state_dict`)"
                 )
         if source not in named:
-            order = (
-                f"pass [{', '.join(one or 'model' for one in MODELS)}] as the model, or "
-                if len(MODELS) > 1
-                else "pass "
-            )
+            order = f"pass {model_order()} as the model, or " if len(MODELS) > 1 else "pass "
             raise ValueError(f"{source} is not in the model or the optimizer: {order}tensors={ {name: 'the tensor'} }")
         return named[source]
 
@@ -320,6 +343,7 @@ def bind(model, optimizer, tensors=None):
             "a backward started from a gradient that is not one number: reduce to a loss and capture it again"
         )
     bound = Bound(models, optimizers, dict(tensors or {}))
+    bound.check_models()
     bound.order()
     return TrainingStep(bound, example_cotangents(COTANGENT_DTYPES))
 
