@@ -208,6 +208,7 @@ def _header(variant: Optimised, further: Further | None = None) -> str:
         'differentiable function of the inputs listed in INPUTS, or for the bare `forward` and `backward`.\n"""',
         "",
         "import math",
+        *["import operator"] * (further is not None),
         "import statistics",
         "import sys",
         "import time",

@@ -6,6 +6,8 @@ and which steps are refused in `tracefuse.training.refusals`.
 """
 
 # ruff: noqa: F821
+import operator
+
 import torch
 
 
@@ -47,6 +49,7 @@ class TrainingStep:
         self.bound, self.cotangents = bound, list(cotangents)
         self.inputs, self.results = tuple(INPUTS[i][0] for i in DATA), tuple(STEP_RESULTS)
         self.defaults = dict(defaults)
+        self.trains = {}
         self.bind()
 
     def __repr__(self):
@@ -61,6 +64,7 @@ class TrainingStep:
             (tensors[name], group) for name, (optimizer, at) in RATES.items() if (group := self.groups[optimizer][at])
         ]
         self.find_counts(tensors)
+        self.find_parameters(tensors)
         rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
         given = {*HANDED, *GIVEN}
         own = [(name, source, *row) for i, (name, source, _, *row) in enumerate(UPDATED) if i not in given]
@@ -93,6 +97,28 @@ class TrainingStep:
                 )
             found[optimizer, at] = different[0] + 1
         return found
+
+    def find_parameters(self, tensors):
+        """Find the parameters, and whether each is trained: as captured, else as it is when it is found first."""
+        kinds = KINDS | {name: kind for name, _, kind, *_ in UPDATED}
+        watched = [name for name, kind in kinds.items() if kind == "parameter" and name not in FROZEN]
+        self.parameters = {name: tensors[name] for name in watched if name in tensors}
+        for name, one in self.parameters.items():
+            is_trained = name not in MAY_BE_FROZEN and isinstance(one, torch.nn.Parameter)
+            self.trains.setdefault(name, is_trained or one.requires_grad)
+        self.flags = [self.trains[name] for name in self.parameters]
+
+    def follow_freezing(self):
+        """ValueError where a parameter is frozen now that was not, or the other way round: each call updates the same ones."""
+        now = [one.requires_grad for one in self.parameters.values()]
+        if now != self.flags:
+            at = next(at for at, (flag, other) in enumerate(zip(now, self.flags, strict=True)) if flag != other)
+            source = sources()[list(self.parameters)[at]]
+            stays = "leaves it as it is" if now[at] else "trains it all the same"
+            raise ValueError(
+                f"{source} has requires_grad={now[at]}, and had {self.flags[at]} before: a compiled step {stays}. Set it back "
+                f"(`requires_grad_({self.flags[at]})`), or capture the step again"
+            )
 
     def is_bound(self):
         """Whether all tensors are still where they were found: loading a checkpoint makes new ones."""
@@ -183,6 +209,7 @@ class TrainingStep:
         if not self.is_bound():
             self.bind()
         self.follow_options()
+        self.follow_freezing()
         with torch.no_grad(), torch.autocast(DEVICE, enabled=False):
             self.follow_rates()
             results = self.run(given)
@@ -195,6 +222,21 @@ class TrainingStep:
         for position, tensor in zip(DATA, given, strict=True):
             inputs[position] = tensor
         return whole_step(inputs, self.operands, self.cotangents)
+
+
+def sources():
+    """What the captured program called each input, by name."""
+    return {row[0]: row[1] for row in (*INPUTS, *UPDATED)}
+
+
+def entries_of(optimizers):
+    """All that the optimizers keep for their parameters, in order."""
+    kept = [entries for one in optimizers for entries in one.state.values()]
+    return [one for entries in kept for one in (entries.values() if isinstance(entries, dict) else (entries,))]
+
+
+def are_same(some, others):
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def fits(tensor, source, shape, stride, dtype, device):
@@ -221,13 +263,12 @@ class Bound:
 
     def __init__(self, models, optimizers, others):
         self.models, self.optimizers, self.others = models, optimizers, others
-        self.state, self.there = [], []
+        self.state, self.entries, self.there = [], [], []
         self.made = {}
 
     def is_current(self):
         now = [part for one in self.optimizers for part in (one.state, one.param_groups)]
-        is_same = len(now) == len(self.state) and all(a is b for a, b in zip(now, self.state, strict=True))
-        is_same = is_same and self.sizes == [len(one.state) for one in self.optimizers]
+        is_same = are_same(now, self.state) and are_same(entries_of(self.optimizers), self.entries)
         return is_same and all(held.get(key) is tensor for held, key, tensor in self.there)
 
     def groups(self):
@@ -235,7 +276,7 @@ class Bound:
 
     def tensors(self):
         self.state = [part for one in self.optimizers for part in (one.state, one.param_groups)]
-        self.sizes = [len(one.state) for one in self.optimizers]
+        self.entries = entries_of(self.optimizers)
         named = self.named()
         parts = [part for model in self.models for part in model.modules()]
         held = [one for part in parts for one in (part._parameters, part._buffers)]

@@ -19,6 +19,7 @@ from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
+from tracefuse.training.exported_step import are_same, entries_of
 from tracefuse.training.graphed import graphed_step
 from tracefuse.training.refusals import is_number_kept
 from tracefuse.training.source import optimizers_of, rates_of
@@ -74,7 +75,7 @@ class Live:
         self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
         self._there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._known: list[Any] = []
-        self._sizes: list[int] = []
+        self._entries: list[Any] = []
         self._told: set[str] = set()
         self._carried = {one.name for one in joint.carried}
 
@@ -95,9 +96,8 @@ class Live:
             tell(told, 5)
 
     def is_current(self) -> bool:
-        """Whether no checkpoint was loaded since, which gives an optimizer another state, and modules have what they had."""
-        is_same = all(one is other for one, other in zip(self._parts(), self._known, strict=True))
-        is_same = is_same and self._sizes == [len(one.state) for one in self._optimizers()]
+        """Whether optimizers have what they kept, which loading a checkpoint makes anew, and modules their tensors."""
+        is_same = are_same(self._parts(), self._known) and are_same(entries_of(self._optimizers()), self._entries)
         return is_same and all(held.get(key) is tensor for held, key, tensor in self._there)
 
     def groups(self) -> list[list[dict[str, Any]]]:
@@ -106,7 +106,7 @@ class Live:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the step by name, but for data."""
         self._known = self._parts()
-        self._sizes = [len(one.state) for one in self._optimizers()]
+        self._entries = entries_of(self._optimizers())
         self._follow_modules()
         optimizers = self._optimizers()
         for name, (at, key, owner) in self._state.items():

@@ -192,6 +192,10 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     owned = [next(iter(step.group_of), "") for step in optimizers_of(program)]
     yield f"OWNS = {[called.get(name, '') for name in owned]!r}  # of each optimizer a parameter"
     yield f"KINDS = { {i.name: i.kind for i in forward.inputs}!r}"
+    lost = {out.of for out in captured.trace.outputs if out.kind == "gradient"}
+    lost -= {out.of for out in joint.trace.outputs if out.kind == "gradient"}
+    yield f"FROZEN = {tuple(sorted(lost))!r}  # parameters that the passes froze"
+    yield f"MAY_BE_FROZEN = {_untrained(captured, program)!r}  # others that need not require gradients"
     yield f"CONSTANTS = {_constants(program)}"
     yield f"EMPTY = {_empty(forward)}"
     yield f"COTANGENT_DTYPES = {_cotangent_dtypes(captured)}"
@@ -299,6 +303,14 @@ def _options(update: CapturedProgram, followed: Set[tuple[int, int]]) -> str:
         ]
         rows.append((step.name, tuple(groups), remedy_of_rate(step)))
     return literal(rows)
+
+
+def _untrained(joint: CapturedProgram, update: CapturedProgram) -> tuple[str, ...]:
+    """The parameters that got no gradient, or that Thaw alone gave one; all of a step in rounds, which may freeze some between
+    these by itself."""
+    parameters = [i for i in (*joint.trace.inputs, *update.trace.inputs) if i.kind == "parameter"]
+    trained = {i.name for i in parameters if i.trainable and i.source not in joint.thawed and not joint.in_rounds}
+    return tuple(dict.fromkeys(i.name for i in parameters if i.name not in trained))
 
 
 def _is_plain(value: object) -> bool:

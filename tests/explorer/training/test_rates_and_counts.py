@@ -421,6 +421,85 @@ def test_a_state_that_is_gone_is_refused(how: str) -> None:
         step(*data[4])
 
 
+def step_of(loop: Loop, variant: Any, is_exported: bool, tmp_path: Path) -> Any:
+    """The compiled step, or that of its file, on the loop's own model and optimizer."""
+    if not is_exported:
+        return variant.compile()
+    return module_of(variant.export(tmp_path / "step.py")).bind(loop.model, loop.opt)
+
+
+exported = pytest.mark.parametrize("is_exported", [False, True], ids=["live", "exported"])
+
+
+@exported
+@pytest.mark.parametrize("what", ["an entry", "all entries of a parameter"])
+def test_an_entry_of_the_state_that_is_replaced_is_followed(what: str, is_exported: bool, tmp_path: Path) -> None:
+    ours, eager, data = Loop(), Loop(), data_of(8)
+    variant = captured(ours, data[:4])
+    step = step_of(ours, variant, is_exported, tmp_path)
+    for batch in data[:4]:
+        eager.step(*batch)
+    for at, (x, y) in enumerate(data[4:]):
+        for loop in (ours, eager) if at == 2 else ():
+            state, weight = loop.opt.state, loop.model[0].weight
+            if what == "an entry":
+                state[weight]["exp_avg"] = torch.full_like(weight, 0.5)
+            else:
+                state[weight] = {key: one.clone() + 1 for key, one in state[weight].items()}
+        step(x=x, y=y)
+        eager.step(x, y)
+    assert farthest(ours, eager) < NEAR
+
+
+@exported
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_parameter_that_is_frozen_is_refused_until_it_is_trained_again(
+    when: str, is_exported: bool, tmp_path: Path
+) -> None:
+    ours, eager, data = Loop(), Loop(), data_of(6)
+    variant, weight = captured(ours, data[:4]), ours.model[0].weight
+    if when == "before":
+        weight.requires_grad_(False)
+    step = step_of(ours, variant, is_exported, tmp_path)
+    weight.requires_grad_(False)
+    before = {name: one.clone() for name, one in ours.left().items()}
+    said = r"0.weight has requires_grad=False, and had True before: .* Set it back \(`requires_grad_\(True\)`\), or capture"
+    with pytest.raises(ValueError, match=said):
+        step(x=data[4][0], y=data[4][1])
+    assert all(torch.equal(one, before[name]) for name, one in ours.left().items())
+    weight.requires_grad_(True)
+    for batch in data[:4]:
+        eager.step(*batch)
+    for x, y in data[4:]:
+        step(x=x, y=y)
+        eager.step(x, y)
+    assert farthest(ours, eager) < NEAR
+
+
+class Frozen(Loop):
+    """The last bias is not trained."""
+
+    def prepare(self) -> None:
+        self.model[3].bias.requires_grad_(False)
+
+
+@exported
+def test_a_parameter_that_is_trained_only_now_is_refused(is_exported: bool, tmp_path: Path) -> None:
+    loop, data = Frozen(), data_of(6)
+    step = step_of(loop, captured(loop, data[:4]), is_exported, tmp_path)
+    step(x=data[4][0], y=data[4][1])
+    loop.model[3].bias.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"3.bias has requires_grad=True, .* a compiled step leaves it as it is"):
+        step(x=data[5][0], y=data[5][1])
+
+
+def test_a_parameter_that_the_passes_froze_may_be_frozen() -> None:
+    loop, data = Loop(), data_of(5)
+    step = captured(loop, data[:4]).with_config(freeze=["0.*"]).compile()
+    loop.model[0].requires_grad_(False)
+    step(*data[4])
+
+
 class Decayed(Loop):
     """Weights are written before the optimizer writes to them, whose fused operator reads what came of that."""
 
