@@ -212,7 +212,7 @@ class Variant(Passed):
     def compile(self, cuda_graph: bool = False, progress: Progress | None = None, tune: bool = False) -> Any:
         """The variant as a differentiable callable: see `tracefuse.execution.program.Program`. Of a program with an update the
         whole training step, which writes parameters, buffers and the optimizer's state: see `tracefuse.training`. It takes
-        data as `step.inputs` has it; what a call leaves out stays the tensor that the captured step read, as a warning says.
+        data as `step.inputs` has it, all of it; a call without any runs again on what the captured step read, and says so.
 
         `progress` is called as by `build`. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`.
         With `tune` block sizes are tried first: see `tune`; those that were found before serve in any case. With `cuda_graph`

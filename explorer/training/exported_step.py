@@ -40,15 +40,15 @@ def whole_step(inputs, operands, cotangents):
 class TrainingStep:
     """A training step on tensors that `bound` finds: `step(*data)` returns STEP_RESULTS (the tensor itself if there is one).
 
-    Data goes by position or by name, `step.inputs` has the names in order; what is left out is what `defaults` holds, which
-    `bound.tell_held` is told. `bound.tensors()` gives all others by name and `bound.groups()` the
-    optimizers' `param_groups`, anew where `is_current()` says no.
+    Data goes by position or by name, all of it: `step.inputs` has the names in order. A call without any takes the `defaults`,
+    where there are some, and any call those that are `nameless`, both of which `bound.tell_held` is told. `bound.tensors()`
+    gives all others by name and `bound.groups()` the optimizers' `param_groups`, anew where `is_current()` says no.
     """
 
-    def __init__(self, bound, cotangents, defaults=()):
+    def __init__(self, bound, cotangents, defaults=(), nameless=()):
         self.bound, self.cotangents = bound, list(cotangents)
         self.inputs, self.results = tuple(INPUTS[i][0] for i in DATA), tuple(STEP_RESULTS)
-        self.defaults = dict(defaults)
+        self.defaults, self.nameless = dict(defaults), set(nameless)
         self.trains = {}
         self.bind()
 
@@ -186,9 +186,16 @@ class TrainingStep:
                 f"{CARRIED[0]}` in the loop that is captured), or pass what you pass by name"
             )
         found = self.defaults | passed
-        missing = [name for name in self.inputs if name not in found]
-        if missing:
-            raise ValueError(f"the step takes {', '.join(self.inputs)}: pass {', '.join(missing)}")
+        held = self.nameless if passed else self.defaults
+        if missing := [name for name in self.inputs if name not in passed and name not in held]:
+            made = ", ".join(name for name in missing if name in CARRIED)
+            before = (
+                f". Of {made} each step makes the next: return it from the step (`c.returned = loss, {made}` in the loop that "
+                "is captured), and pass what the call before returned"
+                if made
+                else ""
+            )
+            raise ValueError(f"the step takes {', '.join(self.inputs)}: pass {', '.join(missing)} too{before}")
         for i, device in zip(DATA, DATA_DEVICES, strict=True):
             name, _, shape, _, dtype = INPUTS[i]
             wanted, tensor = f"{dtype}{list(shape)} on {device}", found[name]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tracefuse.assembly.parts import is_unnamed
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.build.kernels import preload
 from tracefuse.build.modules import load
@@ -53,7 +54,7 @@ def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: 
     given = dict(zip(names, program.live_inputs[:count], strict=True))
     defaults = {names[at]: given[names[at]] for at in module.DATA}
     kind = graphed_step(module, joint, update) if cuda_graph else module.TrainingStep
-    return kind(live, program.example_inputs[count:], defaults)
+    return kind(live, program.example_inputs[count:], defaults, filter(is_unnamed, defaults))
 
 
 def tell(said: str, stacklevel: int = 4) -> None:
@@ -77,7 +78,6 @@ class Live:
         self._known: list[Any] = []
         self._entries: list[Any] = []
         self._told: set[str] = set()
-        self._carried = {one.name for one in joint.carried}
 
     def tell_held(self, inputs: Sequence[str], held: Sequence[str]) -> None:
         """Warn, once for each, that data was left out of a call: it stays that of the captured step."""
@@ -86,14 +86,7 @@ class Live:
             whole = len(held) == len(inputs)
             stays = "data: it runs again on the tensors of the captured step. Pass them where they change"
             part = f"{', '.join(new)}, which stays as the captured step read it: pass it too where it changes"
-            told = f"the step takes {', '.join(inputs)}, and was called without {stays if whole else part}"
-            if made := [name for name in new if name in self._carried]:
-                told += (
-                    f". Of {', '.join(made)} each step makes the next, which a call without it never reads: return it from "
-                    f"the step (`c.returned = loss, {made[0]}` in the loop that is captured), and pass what the call before "
-                    "returned"
-                )
-            tell(told, 5)
+            tell(f"the step takes {', '.join(inputs)}, and was called without {stays if whole else part}", 5)
 
     def is_current(self) -> bool:
         """Whether optimizers have what they kept, which loading a checkpoint makes anew, and modules their tensors."""
