@@ -246,7 +246,7 @@ class Variant(Passed):
         check_step(self.program, joint, update, self.capture.steps)
         for part in (joint, update):
             part.build(progress)
-        return step_source(joint, update)
+        return step_source(joint, update, self.capture.steps)
 
     @property
     def exported(self) -> str:

@@ -300,9 +300,10 @@ class ModuleStack:
                     self.slots[tensor] = Slot(weakref.ref(module), kind, key)
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Dotted path and tensor of what the buffers of the modules that ran hold now."""
+        """Dotted path and tensor of what the buffers of the modules that ran, or were read, hold now."""
         for module, path in self._paths.items():
-            yield from listed(module.named_buffers, prefix=self.in_full(path), recurse=False)
+            if path.root in self.roots:
+                yield from listed(module.named_buffers, prefix=self.in_full(path), recurse=False)
 
     def name_of(self, tensor: torch.Tensor) -> tuple[str, str] | None:
         """Which of "parameter" and "buffer" a tensor is, and its dotted path; None of one that is of no module."""

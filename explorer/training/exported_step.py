@@ -6,7 +6,9 @@ and which steps are refused in `tracefuse.training.refusals`.
 """
 
 # ruff: noqa: F821
+import contextlib
 import operator
+import warnings
 
 import torch
 
@@ -49,7 +51,7 @@ class TrainingStep:
         self.bound, self.cotangents = bound, list(cotangents)
         self.inputs, self.results = tuple(INPUTS[i][0] for i in DATA), tuple(STEP_RESULTS)
         self.defaults, self.nameless = dict(defaults), set(nameless)
-        self.trains = {}
+        self.trains, self.rates_before, self.is_told = {}, None, not SCHEDULED
         self.bind()
 
     def __repr__(self):
@@ -167,6 +169,24 @@ class TrainingStep:
         for tensor, group, formula, of in self.numbers:
             tensor.fill_(formula(group, counts.get(of)))
 
+    def tell_schedules(self):
+        """Warn, at the second call, of learning rates that changed from step to step when this was captured, and stay now."""
+        now = [self.groups[optimizer][at]["lr"] for optimizer, at in SCHEDULED]
+        now = [rate._version if isinstance(rate, torch.Tensor) else rate for rate in now]
+        before, self.rates_before = self.rates_before, now
+        if before is None:
+            return
+        self.is_told = True
+        same = [place for place, one, other in zip(SCHEDULED, now, before, strict=True) if one == other]
+        stay = [f"{OPTIMIZERS[optimizer][0]}.param_groups[{at}]" for optimizer, at in same]
+        if stay:
+            line = f", or do what {SCHEDULED_IN} does," if SCHEDULED_IN else ""
+            tell(
+                f"the lr of {' and '.join(stay)} changed from step to step when this one was captured, and is now what it was "
+                "in the call before: a compiled step reads it, and leaves schedules and the optimizer's hooks to the program. "
+                f"Call `scheduler.step()`{line} behind each call"
+            )
+
     def given(self, data, named):
         """The data in the captured layouts; ValueError for more, for other names, for what is passed twice, and for
         other shapes or dtypes."""
@@ -217,6 +237,8 @@ class TrainingStep:
             self.bind()
         self.follow_options()
         self.follow_freezing()
+        if not self.is_told:
+            self.tell_schedules()
         with torch.no_grad(), torch.autocast(DEVICE, enabled=False):
             self.follow_rates()
             results = self.run(given)
@@ -229,6 +251,12 @@ class TrainingStep:
         for position, tensor in zip(DATA, given, strict=True):
             inputs[position] = tensor
         return whole_step(inputs, self.operands, self.cotangents)
+
+
+def tell(said):
+    """Warn the line that called the step."""
+    with contextlib.suppress(Warning):  # the error that a filter makes of it would end the program
+        warnings.warn(said, stacklevel=4)
 
 
 def sources():

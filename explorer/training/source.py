@@ -24,10 +24,12 @@ from tracefuse.execution.drawn import drawn_row
 from tracefuse.execution.export import Further, kernel_texts, module_source, rendered
 from tracefuse.execution.in_place import in_place
 from tracefuse.execution.optimised import Optimised
+from tracefuse.lines.statements import items_written
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.render import literal
 from tracefuse.optimizers.split import handed_over
-from tracefuse.optimizers.trace import Input, Output, Trace, line_of, val
+from tracefuse.optimizers.trace import Input, Output, Trace, line_of, origin, val
+from tracefuse.steps.steps import Steps
 from tracefuse.training.batches import drawn
 from tracefuse.training.formulas import COUNT
 from tracefuse.training.host_numbers import counts_of, numbers_of
@@ -36,6 +38,7 @@ from tracefuse.training.rates import rate_source
 from tracefuse.training.refusals import remedy_of_rate
 
 _FILE = (Path(__file__).parent / "exported_step.py").read_text()
+_IMPORTS = ("contextlib", "operator", "warnings")
 _RUNTIME = _FILE.split("# --- copied into every exported file of a whole step ---\n")[1]
 
 FLAGS = {"foreach", "fused", "capturable", "differentiable"}
@@ -51,17 +54,17 @@ ABOUT = (
 )  # fmt: skip
 
 
-def step_source(joint: Optimised, update: Optimised) -> str:
-    """The file of a step: `joint` is its forward and backward, `update` its update, with rates as inputs. Raises `ExportError`
-    where the two do not belong together, and for what is no step."""
+def step_source(joint: Optimised, update: Optimised, steps: Steps | None = None) -> str:
+    """The file of a step: `joint` is its forward and backward, `update` its update, with rates as inputs. `steps` say which of
+    these change from step to step. Raises `ExportError` where the two do not belong together, and for what is no step."""
     known = set(kernel_texts(joint))
     kernels = tuple(text for name, text in kernel_texts(update).items() if name not in known)
     captured = rendered(update.program.trace).replace("def update(", "def captured_update(", 1)
     timed = rendered(in_place(update.program.trace)).replace("def update(", "def captured_update_in_place(", 1)
     made = _read(update.trace)
-    tables = "\n".join(_tables(joint, update.program, made))
+    tables = "\n".join([*_tables(joint, update.program, made), *_schedules(joint.program, update.program, steps)])
     return module_source(
-        joint, Further(ABOUT, kernels, rendered(in_place(made)), f"{captured}\n{timed}", tables, _RUNTIME)
+        joint, Further(ABOUT, kernels, rendered(in_place(made)), f"{captured}\n{timed}", tables, _RUNTIME, _IMPORTS)
     )
 
 
@@ -311,6 +314,19 @@ def _untrained(joint: CapturedProgram, update: CapturedProgram) -> tuple[str, ..
     parameters = [i for i in (*joint.trace.inputs, *update.trace.inputs) if i.kind == "parameter"]
     trained = {i.name for i in parameters if i.trainable and i.source not in joint.thawed and not joint.in_rounds}
     return tuple(dict.fromkeys(i.name for i in parameters if i.name not in trained))
+
+
+def _schedules(joint: CapturedProgram, update: CapturedProgram, steps: Steps | None) -> Iterator[str]:
+    """The learning rates that were others in each step. Of an optimizer that lets another one step nothing is known."""
+    places, stepped = _places_of(update), update.stepped
+    is_known = steps is not None and len(steps.optimizers) == len(stepped)
+    found = sorted(steps.scheduled) if steps is not None and is_known else []
+    groups = tuple(dict.fromkeys((places[stepped[at].name], group) for at, group in found))
+    yield f"SCHEDULED = {groups!r}  # learning rates that changed from step to step: which optimizer, which of its groups"
+    ops = (*joint.trace.ops, *update.trace.ops) if groups else ()
+    files = {source.file: source for node in ops if (source := origin(node).source) is not None}
+    lines = {str(line) for one in files.values() for line in items_written(one, "lr")}
+    yield f"SCHEDULED_IN = {lines.pop() if len(lines) == 1 else ''!r}  # the line that changed them, if just one can have"
 
 
 def _is_plain(value: object) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import types
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, optim
 from torch.optim import lr_scheduler
-from whole_step_loops import NEAR, Loop, captured, check, data_of
+from whole_step_loops import NEAR, Falling, FallingByHook, Loop, captured, check, data_of
 
 from tracefuse.errors import ExportError
 from tracefuse.training.formulas import OF_KIND
@@ -429,6 +430,56 @@ def step_of(loop: Loop, variant: Any, is_exported: bool, tmp_path: Path) -> Any:
 
 
 exported = pytest.mark.parametrize("is_exported", [False, True], ids=["live", "exported"])
+
+
+class OfATensor(Falling):
+    """Several lines of this file may have changed it, so that none is told."""
+
+    def step(self, *data: Tensor) -> None:
+        self.zero()
+        self.loss(*data).backward()
+        self.opt.step()
+        self.after()
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.AdamW(self.model.parameters(), lr=torch.tensor(0.01, dtype=torch.float64), fused=True)
+
+    def after(self) -> None:
+        for group in self.opt.param_groups:
+            group["lr"].mul_(0.8)
+
+
+@exported
+@pytest.mark.parametrize("kind", [Falling, FallingByHook, OfATensor])
+def test_a_rate_that_the_step_changed_itself_is_told_when_it_stays(
+    kind: type[Falling], is_exported: bool, tmp_path: Path
+) -> None:
+    loop, data = kind(), data_of(8)
+    step = step_of(loop, captured(loop, data[:4]), is_exported, tmp_path)
+    step(x=data[4][0], y=data[4][1])
+    line = "" if kind is OfATensor else r', or do what whole_step_loops.py:\d+  group\["lr"\] \*= 0.8 does,'
+    said = rf"the lr of loop.opt.param_groups\[0\] changed .*Call `scheduler.step\(\)`{line} behind each call"
+    with pytest.warns(UserWarning, match=said) as told:
+        step(x=data[5][0], y=data[5][1])
+    assert [one.filename for one in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x=data[6][0], y=data[6][1])
+
+
+@pytest.mark.parametrize("kind", [Falling, FallingByHook, OfATensor])
+def test_a_rate_that_the_program_goes_on_to_change_is_eagers_and_nothing_is_told(kind: type[Falling]) -> None:
+    ours, eager, data = kind(), kind(), data_of(8)
+    step = captured(ours, data[:4]).compile()
+    for batch in data[:4]:
+        eager.step(*batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in data[4:]:
+            eager.step(*batch)
+            step(*batch)
+            ours.lower() if kind is FallingByHook else ours.after()
+    assert farthest(ours, eager) < NEAR
 
 
 @exported
