@@ -55,7 +55,8 @@ from tracefuse.timeline.kernel_times import kernel_times as timed_kernels
 from tracefuse.timeline.measurements import Said
 from tracefuse.timeline.replayed import Timeline
 from tracefuse.timeline.replayed import timeline as profiled_timeline
-from tracefuse.training.live import tell, training_step
+from tracefuse.training.exported_step import tell
+from tracefuse.training.live import training_step
 from tracefuse.training.refusals import check_step, not_compared
 from tracefuse.training.source import step_source
 

@@ -62,9 +62,7 @@ class TrainingStep:
         self.groups = self.bound.groups()
         self.follow_options()
         tensors = self.bound.tensors()
-        self.rates = [
-            (tensors[name], group) for name, (optimizer, at) in RATES.items() if (group := self.groups[optimizer][at])
-        ]
+        self.rates = [(tensors[name], self.groups[optimizer][at]) for name, (optimizer, at) in RATES.items()]
         self.find_counts(tensors)
         self.find_parameters(tensors)
         rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
@@ -253,10 +251,10 @@ class TrainingStep:
         return whole_step(inputs, self.operands, self.cotangents)
 
 
-def tell(said):
-    """Warn the line that called the step."""
+def tell(said, stacklevel=4):
+    """Warn the line that called the step, which is so many calls up."""
     with contextlib.suppress(Warning):  # the error that a filter makes of it would end the program
-        warnings.warn(said, stacklevel=4)
+        warnings.warn(said, stacklevel=stacklevel)
 
 
 def sources():
@@ -391,7 +389,10 @@ class Bound:
                 )
         if source not in named:
             order = f"pass {model_order()} as the model, or " if len(MODELS) > 1 else "pass "
-            raise ValueError(f"{source} is not in the model or the optimizer: {order}tensors={ {name: 'the tensor'} }")
+            line = f", which {LOOSE[name]} reads," if LOOSE.get(name) else ""
+            raise ValueError(
+                f"{source}{line} is not in the model or the optimizer: {order}tensors={ {name: 'the tensor'} }"
+            )
         return named[source]
 
     def rate(self, name):

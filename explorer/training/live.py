@@ -6,9 +6,7 @@ through the optimizers, which make new tensors when a checkpoint is loaded.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.training.exported_step import are_same, entries_of
+from tracefuse.training.exported_step import are_same, entries_of, tell
 from tracefuse.training.graphed import graphed_step
 from tracefuse.training.refusals import is_number_kept
 from tracefuse.training.source import optimizers_of, rates_of
@@ -55,11 +53,6 @@ def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: 
     defaults = {names[at]: given[names[at]] for at in module.DATA}
     kind = graphed_step(module, joint, update) if cuda_graph else module.TrainingStep
     return kind(live, program.example_inputs[count:], defaults, filter(is_unnamed, defaults))
-
-
-def tell(said: str, stacklevel: int = 4) -> None:
-    with suppress(Warning):  # the error that a filter makes of it would end the program
-        warnings.warn(said, stacklevel=stacklevel)
 
 
 class Live:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import fx
 
-from tracefuse.assembly.parts import is_unnamed
+from tracefuse.assembly.parts import UNNAMED, is_unnamed
 from tracefuse.assembly.program import CapturedProgram, Stepped
 from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import drawn_row
@@ -48,8 +48,9 @@ ABOUT = (
     "`bind(model, optimizer)` returns the step: a function of the data listed in INPUTS at DATA, which runs forward, backward",
     "and update, writes parameters, buffers and the optimizer's state where they are, and returns STEP_RESULTS. `.grad` stays",
     "as it is. The optimizer must have made a step before, which makes its state, or have loaded one; learning rates are read",
-    "from its `param_groups` at each call. Shapes, strides and dtypes must be those of INPUTS and UPDATED. Results,",
-    "gradients and new values are checked: by dtype within TOLERANCE of the captured step.",
+    "from its `param_groups` at each call, and schedules and the optimizer's hooks are yours to run. Shapes, strides and",
+    "dtypes must be those of INPUTS and UPDATED. Results, gradients and new values are checked: by dtype within TOLERANCE of",
+    "the captured step.",
     "",
 )  # fmt: skip
 
@@ -199,6 +200,8 @@ def _tables(joint: Optimised, program: CapturedProgram, update: Trace) -> Iterat
     lost -= {out.of for out in joint.trace.outputs if out.kind == "gradient"}
     yield f"FROZEN = {tuple(sorted(lost))!r}  # parameters that the passes froze"
     yield f"MAY_BE_FROZEN = {_untrained(captured, program)!r}  # others that need not require gradients"
+    pairs = [(i.name, _read_in(p)) for part in parts for i, p in part.trace.input_pairs if _is_loose(i)]
+    yield f"LOOSE = { {name: line for name, line in pairs if line}!r}  # what nothing is known to have, and who reads it"
     yield f"CONSTANTS = {_constants(program)}"
     yield f"EMPTY = {_empty(forward)}"
     yield f"COTANGENT_DTYPES = {_cotangent_dtypes(captured)}"
@@ -306,6 +309,15 @@ def _options(update: CapturedProgram, followed: Set[tuple[int, int]]) -> str:
         ]
         rows.append((step.name, tuple(groups), remedy_of_rate(step)))
     return literal(rows)
+
+
+def _is_loose(entry: Input) -> bool:
+    """Whether no module and no optimizer is known to have it, and no variable is called so."""
+    return (
+        entry.kind in ("input", "state")
+        and entry.source == entry.name
+        and entry.name.partition("_")[0] in (UNNAMED, "state")
+    )
 
 
 def _untrained(joint: CapturedProgram, update: CapturedProgram) -> tuple[str, ...]:

@@ -465,6 +465,26 @@ def test_models_in_another_order_than_the_file_has_are_refused_with_the_order(tm
         module.bind([wider if one is gan.G else one for one in models], optimizers)
 
 
+def test_averages_in_lists_are_asked_for_with_the_line_that_reads_them(tmp_path: Path) -> None:
+    ours, eager = Averaged(), Averaged()
+    data = ours.data(CAPTURED + 3)
+    eager.run(data)
+    path = captured(ours, data[:CAPTURED]).optimize().export(tmp_path / "averaged_gan_step.py")
+    spec = importlib.util.spec_from_file_location("averaged_gan_step", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    models = [getattr(ours, one) for one in module.MODELS]
+    optimizers = [getattr(ours, name) for name, *_ in module.OPTIMIZERS]
+    said = r"^constant, which test_gans.py:\d+ .*kept\.mul_\(0\.9\).* reads, is not in .*, or tensors=\{'constant': "
+    with pytest.raises(ValueError, match=said):
+        module.bind(models, optimizers)
+    lists = {"of_D": ours.of_D, "of_G": ours.of_G}
+    names = sorted(module.LOOSE, key=lambda name: int(name.partition("_")[2] or 0))
+    kept = [one for held in lists.values() for one in held]
+    stepped(module.bind(models, optimizers, dict(zip(names, kept, strict=True))), ours, data[CAPTURED:])
+    assert far(ours, eager) < NEAR
+
+
 def test_learning_rates_and_checkpoints_of_both_optimizers_are_followed() -> None:
     ours, eager = Gan(), Gan()
     data = ours.data(CAPTURED + 6)
