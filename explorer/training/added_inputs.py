@@ -39,8 +39,9 @@ def with_trace(program: CapturedProgram, trace: Trace, numbers: Sequence[torch.T
 def add_number(after: fx.Node, called: str, taken: Collection[str], number: torch.Tensor, phase: str) -> fx.Node:
     """A placeholder behind another one, for a number: it is `called` so, with a numeral where others have `taken` that."""
     graph = after.graph
-    used = {*taken, *(node.name for node in graph.nodes)}
-    name = next(one for at in itertools.count() if (one := f"{called}_{at}" if at else called) not in used)
+    used = graph._graph_namespace._used_names
+    numbered = (f"{called}_{at}" if at else called for at in itertools.count())
+    name = next(one for one in numbered if one not in taken and one not in used)
     with graph.inserting_after(after):
         made = graph.create_node("placeholder", called, name=name)
     made.target = made.name

@@ -20,8 +20,8 @@ from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.training.exported_step import are_same, entries_of, tell
 from tracefuse.training.graphed import graphed_step
+from tracefuse.training.rates import optimizers_of, rates_of
 from tracefuse.training.refusals import is_number_kept
-from tracefuse.training.source import optimizers_of, rates_of
 
 
 def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: bool = False) -> Any:

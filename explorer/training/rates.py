@@ -60,6 +60,27 @@ def rate_source(step: Stepped, group: int) -> str:
     return f"{step.name}.param_groups[{group}]['lr']"
 
 
+def optimizers_of(update: CapturedProgram) -> list[Stepped]:
+    """The update's optimizers, each once."""
+    found: dict[int, Stepped] = {}
+    for step in update.stepped:
+        found.setdefault(id(step.optimizer()), step)
+    return list(found.values())
+
+
+def rates_of(joint: CapturedProgram, update: CapturedProgram) -> dict[str, tuple[int, int]]:
+    """The inputs of a step's parts that are learning rates: which optimizer, which group."""
+    steps = reversed(list(enumerate(optimizers_of(update))))
+    known = {rate_source(step, group): (at, group) for at, step in steps for group in range(len(step.groups))}
+    inputs = (*joint.trace.inputs, *update.trace.inputs)
+    return {i.name: known[i.source] for i in inputs if i.kind == "hyperparameter" and i.source in known}
+
+
+def places_of(update: CapturedProgram) -> dict[str, int]:
+    """Which optimizer a name is of."""
+    return {step.name: at for at, step in reversed(list(enumerate(optimizers_of(update))))}
+
+
 def _group(node: fx.Node, steps: tuple[Stepped, ...]) -> tuple[Stepped, int] | None:
     """Whose learning rate a fused operator takes as a number."""
     if not _is_fused(node) or not isinstance(arguments(node).get("lr"), float):
