@@ -215,18 +215,19 @@ def test_counts_that_have_parted_are_refused() -> None:
 
 
 def test_a_batch_that_is_called_as_a_number_is_stays_itself() -> None:
-    """Names of numbers are the step's own."""
+    """Names of numbers are the step's own, those of a second group too."""
 
     class Sized(Loop):
         def optimizer(self) -> optim.Optimizer:
-            return optim.AdamW(self.model.parameters(), lr=0.01)
+            first, *others = self.model.parameters()
+            return optim.AdamW([{"params": [first]}, {"params": others, "lr": 0.02}], lr=0.01)
 
-        def loss(self, size: Tensor, root: Tensor) -> Tensor:  # type: ignore[override]
-            return (self.model(size) * root).sum()
+        def loss(self, size: Tensor, size_1: Tensor) -> Tensor:  # type: ignore[override]
+            return (self.model(size) * size_1).sum()
 
-        def step(self, size: Tensor, root: Tensor) -> None:  # type: ignore[override]
+        def step(self, size: Tensor, size_1: Tensor) -> None:  # type: ignore[override]
             self.zero()
-            self.loss(size, root).backward()
+            self.loss(size, size_1).backward()
             self.opt.step()
 
     check(Sized)
