@@ -55,7 +55,8 @@ from tracefuse.timeline.kernel_times import kernel_times as timed_kernels
 from tracefuse.timeline.measurements import Said
 from tracefuse.timeline.replayed import Timeline
 from tracefuse.timeline.replayed import timeline as profiled_timeline
-from tracefuse.training.live import tell, training_step
+from tracefuse.training.exported_step import tell
+from tracefuse.training.live import training_step
 from tracefuse.training.refusals import check_step, not_compared
 from tracefuse.training.source import step_source
 
@@ -212,7 +213,7 @@ class Variant(Passed):
     def compile(self, cuda_graph: bool = False, progress: Progress | None = None, tune: bool = False) -> Any:
         """The variant as a differentiable callable: see `tracefuse.execution.program.Program`. Of a program with an update the
         whole training step, which writes parameters, buffers and the optimizer's state: see `tracefuse.training`. It takes
-        data as `step.inputs` has it; what a call leaves out stays the tensor that the captured step read, as a warning says.
+        data as `step.inputs` has it, all of it; a call without any runs again on what the captured step read, and says so.
 
         `progress` is called as by `build`. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`.
         With `tune` block sizes are tried first: see `tune`; those that were found before serve in any case. With `cuda_graph`
@@ -246,7 +247,7 @@ class Variant(Passed):
         check_step(self.program, joint, update, self.capture.steps)
         for part in (joint, update):
             part.build(progress)
-        return step_source(joint, update)
+        return step_source(joint, update, self.capture.steps)
 
     @property
     def exported(self) -> str:

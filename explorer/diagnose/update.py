@@ -14,7 +14,7 @@ from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin
 from tracefuse.text import counted, share_text, time_text
-from tracefuse.training.counted import followed_values
+from tracefuse.training.host_numbers import followed_values
 from tracefuse.training.refusals import remedy
 
 MOST_LINES = 3  # of the update that are told with their shares

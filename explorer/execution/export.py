@@ -59,7 +59,7 @@ def python_file(path: Path) -> Path:
 @dataclass(frozen=True)
 class Further:
     """What a file of a whole step has beside forward and backward: `about` at its top, the `kernels` and the `function` of the
-    update, which stands with the halves, its `captured` twin, `tables` and the text of what runs it."""
+    update, which stands with the halves, its `captured` twin, `tables`, the text of what runs it, and what this imports."""
 
     about: tuple[str, ...]
     kernels: tuple[str, ...]
@@ -67,6 +67,7 @@ class Further:
     captured: str
     tables: str
     runtime: str
+    imports: tuple[str, ...] = ()
 
 
 def module_source(variant: Optimised, further: Further | None = None) -> str:
@@ -209,10 +210,10 @@ def _header(variant: Optimised, further: Further | None = None) -> str:
         "`python` this file to check it against the program as it was captured and to time both. Import it for `run`, a",
         'differentiable function of the inputs listed in INPUTS, or for the bare `forward` and `backward`.\n"""',
         "",
-        "import math",
-        "import statistics",
-        "import sys",
-        "import time",
+        *(
+            f"import {name}"
+            for name in sorted({"math", "statistics", "sys", "time", *(further.imports if further else ())})
+        ),
         "",
         IMPORT_TORCH,
     ]

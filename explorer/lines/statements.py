@@ -120,6 +120,20 @@ def stores_to(source: Source, attribute: str) -> list[Source]:
     return [replace(source, line=at, function="", text=lines[at - 1].rstrip("\n")) for at in sorted(found)]
 
 
+def items_written(source: Source, key: str) -> list[Source]:
+    """The lines of the same file that give an item of that key a value, or write to what is there: `group["lr"] *= 0.9`, or
+    `group["lr"].mul_(0.9)`."""
+    lines = linecache.getlines(source.file)
+    found = set()
+    for node in (node for one in statements_of("".join(lines)) for node in ast.walk(one)):
+        stored = node if isinstance(getattr(node, "ctx", None), ast.Store) else None
+        is_write = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")
+        item = node.func.value if is_write else stored  # type: ignore[attr-defined]
+        if isinstance(item, ast.Subscript) and isinstance(item.slice, ast.Constant) and item.slice.value == key:
+            found.add(item.lineno)
+    return [replace(source, line=at, function="", text=lines[at - 1].rstrip("\n")) for at in sorted(found)]
+
+
 def literals_at(source: Source) -> list[Any]:
     """What a line makes tensors of where that is written there, as in `torch.tensor([1.0, 0.5])`."""
     nodes = (

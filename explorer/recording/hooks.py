@@ -36,6 +36,7 @@ from tracefuse.recording.namespace import (
     Root,
     is_a,
     listed,
+    modules_in,
     named,
     named_arguments,
     names_now,
@@ -299,9 +300,10 @@ class ModuleStack:
                     self.slots[tensor] = Slot(weakref.ref(module), kind, key)
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Dotted path and tensor of what the buffers of the modules that ran hold now."""
+        """Dotted path and tensor of what the buffers of the modules that ran, or were read, hold now."""
         for module, path in self._paths.items():
-            yield from listed(module.named_buffers, prefix=self.in_full(path), recurse=False)
+            if path.root in self.roots:
+                yield from listed(module.named_buffers, prefix=self.in_full(path), recurse=False)
 
     def name_of(self, tensor: torch.Tensor) -> tuple[str, str] | None:
         """Which of "parameter" and "buffer" a tensor is, and its dotted path; None of one that is of no module."""
@@ -313,7 +315,10 @@ class ModuleStack:
 
     def name_roots(self, recording: Recording, variables: Mapping[str, Any]) -> None:
         """The program is over, and sees these variables: say what its roots are called, and where its ops come from."""
-        for module in sorted((one for one in variables.values() if is_a(one, nn.Module)), key=_size, reverse=True):
+        seen = [one for one in variables.values() if is_a(one, nn.Module)]
+        if recording.updates:  # `trainer.ema` never runs, and a step writes to it
+            seen += [held.module for held in modules_in(variables) if held.far]
+        for module in sorted(seen, key=_size, reverse=True):
             self.add_root(module, is_running=False)
         ran = {int(call.origin.root) for call in recording.calls if call.origin.root}
         known = map(self.tensors.get, recording.externals.values())

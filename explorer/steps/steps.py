@@ -37,7 +37,7 @@ class Steps:
     updates of each, in order. Later steps read what the captured one has made in the lines `carried`; of a write in the line
     `unsure` nothing tells whether it ends one step or begins the next. In the line `other_weights` a later one, which runs the
     same ops, reads parameters that the captured one does not. Where that is the last, `before` is how the one before it
-    differs."""
+    differs. `scheduled` are the updates of a step, by number, and the groups whose learning rate changes from step to step."""
 
     steps: tuple[Step, ...]
     captured: int | None
@@ -47,6 +47,7 @@ class Steps:
     unsure: Source | None = None
     other_weights: Source | None = None
     before: Difference | None = None
+    scheduled: frozenset[tuple[int, int]] = frozenset()
 
     def __len__(self) -> int:
         return len(self.steps)

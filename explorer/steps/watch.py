@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,8 @@ class StepWatch:
         self._numbers: WeakMap[int] = WeakMap()
         self._optimizers: list[tuple[str, weakref.ref[torch.optim.Optimizer]]] = []
         self._ended_at: list[float] = []
+        self._rates: list[tuple[Any, ...]] = []
+        """Of each update the learning rates behind it, as long as the captured step may need them."""
         self._current: StepRecorder | None = None
         self._entered: list[StepRecorder] = []
         self._ops: list[StepOp] = []
@@ -123,6 +125,7 @@ class StepWatch:
 
     def _updated(self, optimizer: torch.optim.Optimizer, has_backward: bool) -> None:
         self._ended_at.append(time.perf_counter())
+        self._comparing.note(self._note_rates, optimizer)
         self._leave_done()
         is_new = self.updates.add((self._number(optimizer), has_backward))
         if is_new and self._current is not None and not self._is_at_start(self._current.first):
@@ -134,6 +137,12 @@ class StepWatch:
             self.refusal = IN_BACKWARD
             return
         self._step_ended()
+
+    def _note_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        captured = self._captured
+        is_over = captured is not None and self._is_shown(captured)
+        if not is_over or len(self._rates) < captured.end_update + self.updates.period.length:  # type: ignore[union-attr]
+            self._rates.append(tuple(map(_rate, optimizer.param_groups)))
 
     def _updated_elsewhere(self) -> None:
         self.elsewhere = IN_BACKWARD if is_in_engine() else ON_THREAD
@@ -310,7 +319,18 @@ class StepWatch:
             None if captured is None else captured.unsure,
             self._other_weights,
             None if captured is None or self._is_followed(captured) else self._before_differs,
+            frozenset() if shown not in spans else frozenset(self._scheduled(*shown)),
         )
+
+    def _scheduled(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """The updates of the step from the update number `first` to before `end`, each with a group whose learning rate is
+        another one in the steps before and after it, as far as there are some."""
+        for at in range(first, min(end, len(self._rates))):
+            around = [self._rates[one] for one in (at - (end - first), at + end - first) if 0 <= one < len(self._rates)]
+            for group, rate in enumerate(self._rates[at]):
+                others = [rates[group] for rates in around if group < len(rates)]
+                if others and all(other != rate for other in others):
+                    yield at - first, group
 
     def _step(self, number: int, first: int, end: int) -> Step:
         began = self._ended_at[first - 1] if first else self._began if self._has_block else None
@@ -318,6 +338,12 @@ class StepWatch:
         watched = self._watched.get((first, end))
         is_watched = watched is not None or (first == 0 and self._has_block)
         return Step(number, seconds, watched and watched.ops, watched and watched.difference, is_watched)
+
+
+def _rate(group: Mapping[str, Any]) -> Any:
+    """A group's learning rate; of one that is a tensor, which a GPU may have, how often it was written to."""
+    rate = group.get("lr")
+    return rate if not isinstance(rate, torch.Tensor) else None if rate.is_inference() else (id(rate), rate._version)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,10 @@ and which steps are refused in `tracefuse.training.refusals`.
 """
 
 # ruff: noqa: F821
+import contextlib
+import operator
+import warnings
+
 import torch
 
 
@@ -38,15 +42,16 @@ def whole_step(inputs, operands, cotangents):
 class TrainingStep:
     """A training step on tensors that `bound` finds: `step(*data)` returns STEP_RESULTS (the tensor itself if there is one).
 
-    Data goes by position or by name, `step.inputs` has the names in order; what is left out is what `defaults` holds, which
-    `bound.tell_held` is told. `bound.tensors()` gives all others by name and `bound.groups()` the
-    optimizers' `param_groups`, anew where `is_current()` says no.
+    Data goes by position or by name, all of it: `step.inputs` has the names in order. A call without any takes the `defaults`,
+    where there are some, and any call those that are `nameless`, both of which `bound.tell_held` is told. `bound.tensors()`
+    gives all others by name and `bound.groups()` the optimizers' `param_groups`, anew where `is_current()` says no.
     """
 
-    def __init__(self, bound, cotangents, defaults=()):
+    def __init__(self, bound, cotangents, defaults=(), nameless=()):
         self.bound, self.cotangents = bound, list(cotangents)
         self.inputs, self.results = tuple(INPUTS[i][0] for i in DATA), tuple(STEP_RESULTS)
-        self.defaults = dict(defaults)
+        self.defaults, self.nameless = dict(defaults), set(nameless)
+        self.trains, self.rates_before, self.is_told = {}, None, not SCHEDULED
         self.bind()
 
     def __repr__(self):
@@ -57,10 +62,9 @@ class TrainingStep:
         self.groups = self.bound.groups()
         self.follow_options()
         tensors = self.bound.tensors()
-        self.rates = [
-            (tensors[name], group) for name, (optimizer, at) in RATES.items() if (group := self.groups[optimizer][at])
-        ]
+        self.rates = [(tensors[name], self.groups[optimizer][at]) for name, (optimizer, at) in RATES.items()]
         self.find_counts(tensors)
+        self.find_parameters(tensors)
         rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
         given = {*HANDED, *GIVEN}
         own = [(name, source, *row) for i, (name, source, _, *row) in enumerate(UPDATED) if i not in given]
@@ -93,6 +97,28 @@ class TrainingStep:
                 )
             found[optimizer, at] = different[0] + 1
         return found
+
+    def find_parameters(self, tensors):
+        """Find the parameters, and whether each is trained: as captured, else as it is when it is found first."""
+        kinds = KINDS | {name: kind for name, _, kind, *_ in UPDATED}
+        watched = [name for name, kind in kinds.items() if kind == "parameter" and name not in FROZEN]
+        self.parameters = {name: tensors[name] for name in watched if name in tensors}
+        for name, one in self.parameters.items():
+            is_trained = name not in MAY_BE_FROZEN and isinstance(one, torch.nn.Parameter)
+            self.trains.setdefault(name, is_trained or one.requires_grad)
+        self.flags = [self.trains[name] for name in self.parameters]
+
+    def follow_freezing(self):
+        """ValueError where a parameter is frozen now that was not, or the other way round: each call updates the same ones."""
+        now = [one.requires_grad for one in self.parameters.values()]
+        if now != self.flags:
+            at = next(at for at, (flag, other) in enumerate(zip(now, self.flags, strict=True)) if flag != other)
+            source = sources()[list(self.parameters)[at]]
+            stays = "leaves it as it is" if now[at] else "trains it all the same"
+            raise ValueError(
+                f"{source} has requires_grad={now[at]}, and had {self.flags[at]} before: a compiled step {stays}. Set it back "
+                f"(`requires_grad_({self.flags[at]})`), or capture the step again"
+            )
 
     def is_bound(self):
         """Whether all tensors are still where they were found: loading a checkpoint makes new ones."""
@@ -141,6 +167,24 @@ class TrainingStep:
         for tensor, group, formula, of in self.numbers:
             tensor.fill_(formula(group, counts.get(of)))
 
+    def tell_schedules(self):
+        """Warn, at the second call, of learning rates that changed from step to step when this was captured, and stay now."""
+        now = [self.groups[optimizer][at]["lr"] for optimizer, at in SCHEDULED]
+        now = [rate._version if isinstance(rate, torch.Tensor) else rate for rate in now]
+        before, self.rates_before = self.rates_before, now
+        if before is None:
+            return
+        self.is_told = True
+        same = [place for place, one, other in zip(SCHEDULED, now, before, strict=True) if one == other]
+        stay = [f"{OPTIMIZERS[optimizer][0]}.param_groups[{at}]" for optimizer, at in same]
+        if stay:
+            line = f", or do what {SCHEDULED_IN} does," if SCHEDULED_IN else ""
+            tell(
+                f"the lr of {' and '.join(stay)} changed from step to step when this one was captured, and is now what it was "
+                "in the call before: a compiled step reads it, and leaves schedules and the optimizer's hooks to the program. "
+                f"Call `scheduler.step()`{line} behind each call"
+            )
+
     def given(self, data, named):
         """The data in the captured layouts; ValueError for more, for other names, for what is passed twice, and for
         other shapes or dtypes."""
@@ -160,9 +204,16 @@ class TrainingStep:
                 f"{CARRIED[0]}` in the loop that is captured), or pass what you pass by name"
             )
         found = self.defaults | passed
-        missing = [name for name in self.inputs if name not in found]
-        if missing:
-            raise ValueError(f"the step takes {', '.join(self.inputs)}: pass {', '.join(missing)}")
+        held = self.nameless if passed else self.defaults
+        if missing := [name for name in self.inputs if name not in passed and name not in held]:
+            made = ", ".join(name for name in missing if name in CARRIED)
+            before = (
+                f". Of {made} each step makes the next: return it from the step (`c.returned = loss, {made}` in the loop that "
+                "is captured), and pass what the call before returned"
+                if made
+                else ""
+            )
+            raise ValueError(f"the step takes {', '.join(self.inputs)}: pass {', '.join(missing)} too{before}")
         for i, device in zip(DATA, DATA_DEVICES, strict=True):
             name, _, shape, _, dtype = INPUTS[i]
             wanted, tensor = f"{dtype}{list(shape)} on {device}", found[name]
@@ -183,6 +234,9 @@ class TrainingStep:
         if not self.is_bound():
             self.bind()
         self.follow_options()
+        self.follow_freezing()
+        if not self.is_told:
+            self.tell_schedules()
         with torch.no_grad(), torch.autocast(DEVICE, enabled=False):
             self.follow_rates()
             results = self.run(given)
@@ -195,6 +249,27 @@ class TrainingStep:
         for position, tensor in zip(DATA, given, strict=True):
             inputs[position] = tensor
         return whole_step(inputs, self.operands, self.cotangents)
+
+
+def tell(said, stacklevel=4):
+    """Warn the line that called the step, which is so many calls up."""
+    with contextlib.suppress(Warning):  # the error that a filter makes of it would end the program
+        warnings.warn(said, stacklevel=stacklevel)
+
+
+def sources():
+    """What the captured program called each input, by name."""
+    return {row[0]: row[1] for row in (*INPUTS, *UPDATED)}
+
+
+def entries_of(optimizers):
+    """All that the optimizers keep for their parameters, in order."""
+    kept = [entries for one in optimizers for entries in one.state.values()]
+    return [one for entries in kept for one in (entries.values() if isinstance(entries, dict) else (entries,))]
+
+
+def are_same(some, others):
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def fits(tensor, source, shape, stride, dtype, device):
@@ -223,18 +298,22 @@ class Held:
         return list(map(id, map(dict.get, self.dicts, self.keys))) == self.ids
 
 
+def model_order():
+    """The models that a step takes, as a list."""
+    return f"[{', '.join(one or 'model' for one in MODELS)}]"
+
+
 class Bound:
     """Where a step's tensors are in models and optimizers, by the names that the capture knew them by."""
 
     def __init__(self, models, optimizers, others):
         self.models, self.optimizers, self.others = models, optimizers, others
-        self.state, self.there = [], Held([])
+        self.state, self.entries, self.there = [], [], Held([])
         self.made = {}
 
     def is_current(self):
         now = [part for one in self.optimizers for part in (one.state, one.param_groups)]
-        is_same = len(now) == len(self.state) and all(a is b for a, b in zip(now, self.state, strict=True))
-        is_same = is_same and self.sizes == [len(one.state) for one in self.optimizers]
+        is_same = are_same(now, self.state) and are_same(entries_of(self.optimizers), self.entries)
         return is_same and self.there.is_same()
 
     def groups(self):
@@ -242,7 +321,7 @@ class Bound:
 
     def tensors(self):
         self.state = [part for one in self.optimizers for part in (one.state, one.param_groups)]
-        self.sizes = [len(one.state) for one in self.optimizers]
+        self.entries = entries_of(self.optimizers)
         named = self.named()
         parts = [part for model in self.models for part in model.modules()]
         held = [one for part in parts for one in (part._parameters, part._buffers)]
@@ -259,6 +338,28 @@ class Bound:
             named |= dict(model.named_buffers(root, remove_duplicate=False))
             named |= dict(model.named_parameters(root, remove_duplicate=False))
         return named
+
+    def check_models(self):
+        """ValueError where one of several models has the tensors of another one: they come in the order of MODELS."""
+        rows = [(source, shape) for name, source, shape, *_ in INPUTS if KINDS[name] in ("parameter", "buffer")]
+        rows += [(source, shape) for _, source, kind, shape, *_ in UPDATED if kind in ("parameter", "buffer")]
+        of_root = {root: [] for root in MODELS}
+        for source, shape in rows:
+            root = next((one for one in MODELS if one and source.startswith(f"{one}.")), "")
+            of_root.get(root, []).append((source, shape))
+
+        def is_like(model, root):
+            held = (
+                *model.named_parameters(root, remove_duplicate=False),
+                *model.named_buffers(root, remove_duplicate=False),
+            )
+            shapes = {path: tensor.shape for path, tensor in held}
+            return all(shapes.get(source) == shape for source, shape in of_root[root])
+
+        pairs = list(zip(self.models, MODELS, strict=False))
+        wrong = [(model, root) for model, root in pairs if not is_like(model, root)]
+        if any(is_like(model, root) for model, _ in wrong for _, root in wrong) and len(MODELS) > 1:
+            raise ValueError(f"the models come in another order than the step was captured with: pass {model_order()}")
 
     def order(self):
         """Put the optimizers in the order of OPTIMIZERS: each is known by a parameter that it updates. ValueError where none
@@ -299,12 +400,11 @@ class Bound:
                     "a backward), or load its state (`optimizer.load_state_dict`)"
                 )
         if source not in named:
-            order = (
-                f"pass [{', '.join(one or 'model' for one in MODELS)}] as the model, or "
-                if len(MODELS) > 1
-                else "pass "
+            order = f"pass {model_order()} as the model, or " if len(MODELS) > 1 else "pass "
+            line = f", which {LOOSE[name]} reads," if LOOSE.get(name) else ""
+            raise ValueError(
+                f"{source}{line} is not in the model or the optimizer: {order}tensors={ {name: 'the tensor'} }"
             )
-            raise ValueError(f"{source} is not in the model or the optimizer: {order}tensors={ {name: 'the tensor'} }")
         return named[source]
 
     def rate(self, name):
@@ -332,6 +432,7 @@ def bind(model, optimizer, tensors=None):
             "a backward started from a gradient that is not one number: reduce to a loss and capture it again"
         )
     bound = Bound(models, optimizers, dict(tensors or {}))
+    bound.check_models()
     bound.order()
     return TrainingStep(bound, example_cotangents(COTANGENT_DTYPES))
 

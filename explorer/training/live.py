@@ -6,23 +6,22 @@ through the optimizers, which make new tensors when a checkpoint is loaded.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 
+from tracefuse.assembly.parts import is_unnamed
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.build.kernels import preload
 from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.training.exported_step import Held
+from tracefuse.training.exported_step import Held, are_same, entries_of, tell
 from tracefuse.training.graphed import graphed_step
+from tracefuse.training.rates import optimizers_of, rates_of
 from tracefuse.training.refusals import is_number_kept
-from tracefuse.training.source import optimizers_of, rates_of
 
 
 def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: bool = False) -> Any:
@@ -53,12 +52,7 @@ def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: 
     given = dict(zip(names, program.live_inputs[:count], strict=True))
     defaults = {names[at]: given[names[at]] for at in module.DATA}
     kind = graphed_step(module, joint, update) if cuda_graph else module.TrainingStep
-    return kind(live, program.example_inputs[count:], defaults)
-
-
-def tell(said: str, stacklevel: int = 4) -> None:
-    with suppress(Warning):  # the error that a filter makes of it would end the program
-        warnings.warn(said, stacklevel=stacklevel)
+    return kind(live, program.example_inputs[count:], defaults, filter(is_unnamed, defaults))
 
 
 class Live:
@@ -75,9 +69,8 @@ class Live:
         self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
         self._there = Held([])
         self._known: list[Any] = []
-        self._sizes: list[int] = []
+        self._entries: list[Any] = []
         self._told: set[str] = set()
-        self._carried = {one.name for one in joint.carried}
 
     def tell_held(self, inputs: Sequence[str], held: Sequence[str]) -> None:
         """Warn, once for each, that data was left out of a call: it stays that of the captured step."""
@@ -86,19 +79,11 @@ class Live:
             whole = len(held) == len(inputs)
             stays = "data: it runs again on the tensors of the captured step. Pass them where they change"
             part = f"{', '.join(new)}, which stays as the captured step read it: pass it too where it changes"
-            told = f"the step takes {', '.join(inputs)}, and was called without {stays if whole else part}"
-            if made := [name for name in new if name in self._carried]:
-                told += (
-                    f". Of {', '.join(made)} each step makes the next, which a call without it never reads: return it from "
-                    f"the step (`c.returned = loss, {made[0]}` in the loop that is captured), and pass what the call before "
-                    "returned"
-                )
-            tell(told, 5)
+            tell(f"the step takes {', '.join(inputs)}, and was called without {stays if whole else part}", 5)
 
     def is_current(self) -> bool:
-        """Whether no checkpoint was loaded since, which gives an optimizer another state, and modules have what they had."""
-        is_same = all(one is other for one, other in zip(self._parts(), self._known, strict=True))
-        is_same = is_same and self._sizes == [len(one.state) for one in self._optimizers()]
+        """Whether optimizers have what they kept, which loading a checkpoint makes anew, and modules their tensors."""
+        is_same = are_same(self._parts(), self._known) and are_same(entries_of(self._optimizers()), self._entries)
         return is_same and self._there.is_same()
 
     def groups(self) -> list[list[dict[str, Any]]]:
@@ -107,7 +92,7 @@ class Live:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the step by name, but for data."""
         self._known = self._parts()
-        self._sizes = [len(one.state) for one in self._optimizers()]
+        self._entries = entries_of(self._optimizers())
         self._follow_modules()
         optimizers = self._optimizers()
         for name, (at, key, owner) in self._state.items():

@@ -5,21 +5,22 @@ _fused_adamw.default(…, lr=0.001)        _fused_adamw.tensor_lr(…, lr=lr)   
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from tracefuse.assembly.program import CapturedProgram, Inputs, Stepped
-from tracefuse.optimizers.ops import arguments, is_getitem, producer
-from tracefuse.optimizers.trace import Input, Trace, eliminate_dead_code, fake_mode, origin, phase, val
+from tracefuse.assembly.program import CapturedProgram, Stepped
+from tracefuse.optimizers.ops import arguments
+from tracefuse.optimizers.trace import Input, Trace, eliminate_dead_code, origin, phase, val
+from tracefuse.training.added_inputs import add_number, with_trace
+from tracefuse.training.host_numbers import input_behind
 
 
-def is_followed(op: str, argument: str) -> bool:
-    """Whether a number that varies is one that becomes an input; `op` is called as it ran, in place."""
+def is_rate(op: str, argument: str) -> bool:
+    """Whether a number that varies is a learning rate that becomes an input; `op` is called as it ran, in place."""
     name, _, _ = op.removeprefix("aten.").partition(".")
     return argument == "lr" and _with_tensor(name.removesuffix("_")) is not None
 
@@ -35,17 +36,7 @@ def with_rates(program: CapturedProgram, stepped: tuple[Stepped, ...], taken: Co
             found.setdefault(group, []).append(node)
     if not found:
         return program
-    trace, rates = _rewritten(program.trace, found, taken)
-
-    def followed(read: Callable[[], Inputs]) -> Callable[[], Inputs]:
-        def read_all() -> Inputs:
-            inputs = read()
-            return Inputs((*inputs.examples, *rates), (*inputs.live, *rates), inputs.rng_states)
-
-        return read_all
-
-    outside = program.outside and followed(program.outside)
-    return replace(program, trace=trace, read_inputs=followed(program.read_inputs), outside=outside)
+    return with_trace(program, *_rewritten(program.trace, found, taken))
 
 
 def with_rates_between(program: CapturedProgram) -> CapturedProgram:
@@ -69,6 +60,27 @@ def rate_source(step: Stepped, group: int) -> str:
     return f"{step.name}.param_groups[{group}]['lr']"
 
 
+def optimizers_of(update: CapturedProgram) -> list[Stepped]:
+    """The update's optimizers, each once."""
+    found: dict[int, Stepped] = {}
+    for step in update.stepped:
+        found.setdefault(id(step.optimizer()), step)
+    return list(found.values())
+
+
+def rates_of(joint: CapturedProgram, update: CapturedProgram) -> dict[str, tuple[int, int]]:
+    """The inputs of a step's parts that are learning rates: which optimizer, which group."""
+    steps = reversed(list(enumerate(optimizers_of(update))))
+    known = {rate_source(step, group): (at, group) for at, step in steps for group in range(len(step.groups))}
+    inputs = (*joint.trace.inputs, *update.trace.inputs)
+    return {i.name: known[i.source] for i in inputs if i.kind == "hyperparameter" and i.source in known}
+
+
+def places_of(update: CapturedProgram) -> dict[str, int]:
+    """Which optimizer a name is of."""
+    return {step.name: at for at, step in reversed(list(enumerate(optimizers_of(update))))}
+
+
 def _group(node: fx.Node, steps: tuple[Stepped, ...]) -> tuple[Stepped, int] | None:
     """Whose learning rate a fused operator takes as a number."""
     if not _is_fused(node) or not isinstance(arguments(node).get("lr"), float):
@@ -90,15 +102,10 @@ def _written_first(node: fx.Node) -> str:
     """The input that the first of a fused operator's parameters is, or is computed from: an earlier round updates it, a clamp
     or a decay by hand writes to it before."""
     parameters = node.args[0]
-    at = parameters[0] if isinstance(parameters, (list, tuple)) and parameters else None
-    while isinstance(at, fx.Node) and at.op != "placeholder":
-        made = producer(at)
-        first = next((one for one in made.args if isinstance(one, (fx.Node, list, tuple))), None)
-        at = first[at.args[1] if is_getitem(at) else 0] if isinstance(first, (list, tuple)) and first else first  # type: ignore[index]
-    return at.name if isinstance(at, fx.Node) else ""
+    return input_behind(parameters[0]) if isinstance(parameters, (list, tuple)) and parameters else ""
 
 
-def unfollowed(program: CapturedProgram, stepped: tuple[Stepped, ...]) -> fx.Node | None:
+def rate_of_nobody(program: CapturedProgram, stepped: tuple[Stepped, ...]) -> fx.Node | None:
     """A fused operator whose learning rate is a number still, though no optimizer's option tells it: no step can follow it."""
     has_rate = (n for n in program.trace.ops if _is_fused(n) and isinstance(arguments(n).get("lr"), float))
     return next((node for node in has_rate if _group(node, stepped) is None), None)
@@ -126,26 +133,21 @@ def _with_tensor(name: str) -> OpOverload | None:
 
 def _rewritten(
     trace: Trace, found: dict[tuple[Stepped, int], list[fx.Node]], taken: Collection[str]
-) -> tuple[Trace, tuple[torch.Tensor, ...]]:
+) -> tuple[Trace, list[torch.Tensor]]:
+    """`trace` with the rates that were `found` as inputs, and these as they were."""
     new = trace.copy()
-    numbered = (f"lr_{at}" if at else "lr" for at in itertools.count())
-    free = (name for name in numbered if name not in taken)
-    graph, inputs, rates = new.graph, list(new.inputs), []
-    named = {node.name: node for node in graph.nodes}
+    inputs, rates = list(new.inputs), []
+    named = {node.name: node for node in new.graph.nodes}
     last = new.placeholders[-1]
     for (step, group), nodes in found.items():
         rate = _rate(float(arguments(nodes[0])["lr"]), val(nodes[0].args[0][0]))  # type: ignore[index, arg-type]
-        with graph.inserting_after(last):
-            last = graph.create_node("placeholder", "lr", name=next(free))
-        last.target = last.name
-        with fake_mode(graph):
-            last.meta = {"val": torch.empty((), dtype=rate.dtype, device=rate.device), "phase": phase(nodes[0])}
+        last = add_number(last, "lr", taken, rate, phase(nodes[0]))
         inputs.append(Input(last.name, "hyperparameter", rate_source(step, group)))
         rates.append(rate)
         for node in (named[one.name] for one in nodes):
             node.target = _with_tensor(node.target.overloadpacket.__name__)  # type: ignore[union-attr, assignment]
             node.kwargs = {**node.kwargs, "lr": last}
-    return replace(new, inputs=tuple(inputs), _cache={}), tuple(rates)
+    return replace(new, inputs=tuple(inputs), _cache={}), rates
 
 
 def _rate(number: float, parameter: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,8 @@ from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
 from tracefuse.training.batches import is_picking
-from tracefuse.training.counted import followed_values
-from tracefuse.training.rates import is_followed, unfollowed
+from tracefuse.training.host_numbers import followed_values
+from tracefuse.training.rates import is_rate, rate_of_nobody
 
 OTHER = "take another optimizer, such as `torch.optim.AdamW(…, fused=True)`"
 CAPTURABLE = "with `capturable=True` and a tensor as its `lr`"
@@ -71,7 +71,7 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
         _check_weights(steps)
     _check_read(joint, update, values)
     for part in (joint.program, update.program):
-        if (node := unfollowed(part, update.program.stepped)) is not None:
+        if (node := rate_of_nobody(part, update.program.stepped)) is not None:
             raise ExportError(
                 f"nothing tells whose learning rate {op_name(node)} computes with{where(origin(node).source)}, since its "
                 "parameters were computed before it: let `optimizer.step()` alone write to them."
@@ -142,7 +142,7 @@ def _check_varying(
     """`values` are those that a compiled step works out anew, by their lines."""
     lines = {line_of(node) for node in (*joint.program.trace.ops, *update.program.trace.ops)} | {""}
     for one in varying:
-        is_new = is_followed(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
+        is_new = is_rate(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
         if not one.is_shape and not is_new and str(one.source or "") in lines:
             yours = BATCH if is_picking(one.op) else _of_yours(one, joint.program.guards)
             todo = remedy(one.argument, one.source, update.program.stepped) or yours
@@ -188,7 +188,7 @@ def _check_repeats(steps: Steps) -> None:
         other, side = steps.before, "before"
     if other is not None and other.of_tensors:
         # A rate that a schedule changes is followed, and is no other op.
-        other = replace(other, varying=tuple(one for one in other.varying if not is_followed(one.op, one.argument)))
+        other = replace(other, varying=tuple(one for one in other.varying if not is_rate(one.op, one.argument)))
         lines = " and ".join(other.lines[:MOST_LINES])
         at = f", in {lines}" if lines else ""
         raise ExportError(
@@ -332,7 +332,7 @@ def _of_optimizer(step: Stepped, argument: str) -> str:
     return f"make {step.kind} on a GPU {CAPTURABLE}, or {OTHER}" if "capturable" in options else OTHER
 
 
-def followed_rate(step: Stepped) -> str:
+def remedy_of_rate(step: Stepped) -> str:
     """How to make the optimizer so that a compiled step follows its learning rate, where that is a number which the update
     computes with; "" where it can take it in no other way."""
     options = set(_options(step))

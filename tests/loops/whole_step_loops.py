@@ -139,6 +139,24 @@ class AveragedByHand(Loop):
             mine.lerp_(new, 0.1) if mine.is_floating_point() else mine.copy_(new)
 
 
+class Falling(Loop):
+    """The step itself lowers the rate, which a compiled step leaves to the program."""
+
+    def lower(self, *_: Any) -> None:
+        for group in self.opt.param_groups:
+            group["lr"] *= 0.8
+
+    def after(self) -> None:
+        self.lower()
+
+
+class FallingByHook(Falling):
+    def more(self) -> None:
+        self.opt.register_step_post_hook(self.lower)
+
+    def after(self) -> None: ...
+
+
 class Centralised(Loop):
     """Gradients that a step makes anew of what the backward left."""
 

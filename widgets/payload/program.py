@@ -39,7 +39,7 @@ from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.summary import remarks
 from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.timeline.measurements import Said, TrialKey
-from tracefuse.training.counted import followed_values
+from tracefuse.training.host_numbers import followed_values
 from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas

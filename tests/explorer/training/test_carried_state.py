@@ -85,15 +85,16 @@ def test_data_is_not_taken_for_a_state_that_steps_carry(kind: type[Loop], states
     torch.testing.assert_close(ours.net.state_dict(), twin.net.state_dict(), rtol=0, atol=1e-12)
 
 
-def test_what_is_before_a_state_may_be_passed_alone() -> None:
+def test_a_state_that_is_left_out_is_refused_with_what_returns_it() -> None:
     ours, data = Loop(), data_of(5)
     with tracefuse.capture_step(n=3) as c:
         ours.train(ours.start(), data[:4])
     step = c.optimize().compile()
-    with pytest.warns(UserWarning, match="Of hx each step makes the next"):
-        step(data[4][0])
-    with pytest.warns(UserWarning, match="without hx"):
-        c.optimize(remat=None).compile()(x=data[4][0], y=data[4][1])
+    for given in ({"x": data[4][0]}, {"x": data[4][0], "y": data[4][1]}):
+        with pytest.raises(
+            ValueError, match=r"pass hx.* too. Of hx each step makes the next: return it .*`c.returned = "
+        ):
+            step(**given)
 
 
 @pytest.mark.parametrize("steps", [3, 4], ids=["the last step", "a step before others"])

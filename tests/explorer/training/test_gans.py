@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, swa_utils
 
 import tracefuse
 from tracefuse.errors import ExportError
@@ -227,6 +227,19 @@ class Averaged(Gan):
         return super().left() | {f"average {at}": one for at, one in enumerate((*self.of_G, *self.of_D))}
 
 
+class Smoothed(Gan):
+    """A copy of the generator, which never runs and follows it on average."""
+
+    def more(self) -> None:
+        self.ema = swa_utils.AveragedModel(self.G, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+
+    def after(self) -> None:
+        self.ema.update_parameters(self.G)
+
+    def left(self) -> dict[str, Tensor]:
+        return super().left() | {f"ema.{key}": one for key, one in self.ema.state_dict().items()}
+
+
 class ClippedByNorm(Gan):
     def after_critic(self) -> None:
         pass
@@ -414,7 +427,7 @@ def test_a_critic_that_steps_several_times_in_one_line_is_refused() -> None:
         c.optimize().compile()
 
 
-@pytest.mark.parametrize("kind", [Gan, DCGan, by_default(Gan)])
+@pytest.mark.parametrize("kind", [Gan, DCGan, by_default(Gan), Smoothed])
 def test_the_file_of_a_step_in_rounds_binds_other_models_and_checks_itself(
     kind: Callable[[], Gan], tmp_path: Path
 ) -> None:
@@ -426,12 +439,50 @@ def test_the_file_of_a_step_in_rounds_binds_other_models_and_checks_itself(
     spec = importlib.util.spec_from_file_location("gan_step", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert {one.partition(".")[0] for one in module.MODELS} == {"G", "D"}
+    assert set(module.MODELS) == {name for name, one in vars(ours).items() if isinstance(one, nn.Module)}
     models = [getattr(other, one) for one in module.MODELS]
     optimizers = [getattr(other, name) for name, *_ in module.OPTIMIZERS]
     stepped(module.bind(models, optimizers), other, data[CAPTURED:])
     assert far(other, eager) < NEAR
     assert module.check()
+
+
+def test_models_in_another_order_than_the_file_has_are_refused_with_the_order(tmp_path: Path) -> None:
+    gan = Gan()
+    path = captured(gan, gan.data(CAPTURED)).optimize().export(tmp_path / "ordered_gan_step.py")
+    spec = importlib.util.spec_from_file_location("ordered_gan_step", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    models = [getattr(gan, one) for one in module.MODELS]
+    optimizers = [getattr(gan, name) for name, *_ in module.OPTIMIZERS]
+    order = ", ".join(module.MODELS)
+    with pytest.raises(ValueError, match=rf"^the models come in another order .*: pass \[{order}\]$"):
+        module.bind(models[::-1], optimizers)
+    with pytest.raises(ValueError, match=rf"pass \[{order}\] as the model"):
+        module.bind(models[:1], optimizers)
+    wider = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 8)).double()
+    with pytest.raises(ValueError, match=r"^no optimizer updates G"):
+        module.bind([wider if one is gan.G else one for one in models], optimizers)
+
+
+def test_averages_in_lists_are_asked_for_with_the_line_that_reads_them(tmp_path: Path) -> None:
+    ours, eager = Averaged(), Averaged()
+    data = ours.data(CAPTURED + 3)
+    eager.run(data)
+    path = captured(ours, data[:CAPTURED]).optimize().export(tmp_path / "averaged_gan_step.py")
+    spec = importlib.util.spec_from_file_location("averaged_gan_step", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    models = [getattr(ours, one) for one in module.MODELS]
+    optimizers = [getattr(ours, name) for name, *_ in module.OPTIMIZERS]
+    said = r"^constant, which test_gans.py:\d+ .*kept\.mul_\(0\.9\).* reads, is not in .*, or tensors=\{'constant': "
+    with pytest.raises(ValueError, match=said):
+        module.bind(models, optimizers)
+    lists = {"of_D": ours.of_D, "of_G": ours.of_G}
+    names = sorted(module.LOOSE, key=lambda name: int(name.partition("_")[2] or 0))
+    kept = [one for held in lists.values() for one in held]
+    stepped(module.bind(models, optimizers, dict(zip(names, kept, strict=True))), ours, data[CAPTURED:])
+    assert far(ours, eager) < NEAR
 
 
 def test_learning_rates_and_checkpoints_of_both_optimizers_are_followed() -> None:

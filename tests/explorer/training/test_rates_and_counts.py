@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import types
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor, optim
 from torch.optim import lr_scheduler
-from whole_step_loops import NEAR, Loop, captured, check, data_of
+from whole_step_loops import NEAR, Falling, FallingByHook, Loop, captured, check, data_of
 
 from tracefuse.errors import ExportError
-from tracefuse.training.counted import OF_KIND
+from tracefuse.training.formulas import OF_KIND
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "AdamW": {},
@@ -64,6 +65,35 @@ def test_every_kind_is_tried() -> None:
 @pytest.mark.parametrize("text", OPTIONS)
 def test_ten_steps_are_eagers_with_a_rate_that_changes_in_each(text: str, foreach: bool) -> None:
     check(loop_of(text, foreach=foreach))
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (
+            optim.AdamW,
+            {"lr": 0.01, "weight_decay": 0.1},
+        ),  # 1 - 0.01 * 0.1 is 0.999, with which exp_avg_sq is multiplied too
+        (optim.SGD, {"lr": 0.5, "momentum": 0.9, "dampening": 1.5}),  # what the momentum adds is -0.5 times a gradient
+    ],
+    ids=["AdamW", "SGD"],
+)
+def test_a_number_that_another_op_takes_for_the_state_is_the_one_of_the_weights(
+    kind: Any, options: dict[str, Any], foreach: bool
+) -> None:
+    class Made(Loop):
+        def optimizer(self) -> optim.Optimizer:
+            return kind(self.model.parameters(), foreach=foreach, **options)
+
+        def between(self) -> None:
+            self.opt.param_groups[0]["lr"] *= 0.9 if len(self.seen) > 4 else 1
+            self.seen.append(None)
+
+        def more(self) -> None:
+            self.seen: list[None] = []
+
+    check(Made)
 
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
@@ -185,18 +215,19 @@ def test_counts_that_have_parted_are_refused() -> None:
 
 
 def test_a_batch_that_is_called_as_a_number_is_stays_itself() -> None:
-    """Names of numbers are the step's own."""
+    """Names of numbers are the step's own, those of a second group too."""
 
     class Sized(Loop):
         def optimizer(self) -> optim.Optimizer:
-            return optim.AdamW(self.model.parameters(), lr=0.01)
+            first, *others = self.model.parameters()
+            return optim.AdamW([{"params": [first]}, {"params": others, "lr": 0.02}], lr=0.01)
 
-        def loss(self, size: Tensor, root: Tensor) -> Tensor:  # type: ignore[override]
-            return (self.model(size) * root).sum()
+        def loss(self, size: Tensor, size_1: Tensor) -> Tensor:  # type: ignore[override]
+            return (self.model(size) * size_1).sum()
 
-        def step(self, size: Tensor, root: Tensor) -> None:  # type: ignore[override]
+        def step(self, size: Tensor, size_1: Tensor) -> None:  # type: ignore[override]
             self.zero()
-            self.loss(size, root).backward()
+            self.loss(size, size_1).backward()
             self.opt.step()
 
     check(Sized)
@@ -390,6 +421,135 @@ def test_a_state_that_is_gone_is_refused(how: str) -> None:
         loop.opt.state = defaultdict(dict)
     with pytest.raises(ExportError, match=r"the optimizer loop.opt has no \w+ of 0.weight any more: load its state"):
         step(*data[4])
+
+
+def step_of(loop: Loop, variant: Any, is_exported: bool, tmp_path: Path) -> Any:
+    """The compiled step, or that of its file, on the loop's own model and optimizer."""
+    if not is_exported:
+        return variant.compile()
+    return module_of(variant.export(tmp_path / "step.py")).bind(loop.model, loop.opt)
+
+
+exported = pytest.mark.parametrize("is_exported", [False, True], ids=["live", "exported"])
+
+
+class OfATensor(Falling):
+    """Several lines of this file may have changed it, so that none is told."""
+
+    def step(self, *data: Tensor) -> None:
+        self.zero()
+        self.loss(*data).backward()
+        self.opt.step()
+        self.after()
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.AdamW(self.model.parameters(), lr=torch.tensor(0.01, dtype=torch.float64), fused=True)
+
+    def after(self) -> None:
+        for group in self.opt.param_groups:
+            group["lr"].mul_(0.8)
+
+
+@exported
+@pytest.mark.parametrize("kind", [Falling, FallingByHook, OfATensor])
+def test_a_rate_that_the_step_changed_itself_is_told_when_it_stays(
+    kind: type[Falling], is_exported: bool, tmp_path: Path
+) -> None:
+    loop, data = kind(), data_of(8)
+    step = step_of(loop, captured(loop, data[:4]), is_exported, tmp_path)
+    step(x=data[4][0], y=data[4][1])
+    line = "" if kind is OfATensor else r', or do what whole_step_loops.py:\d+  group\["lr"\] \*= 0.8 does,'
+    said = rf"the lr of loop.opt.param_groups\[0\] changed .*Call `scheduler.step\(\)`{line} behind each call"
+    with pytest.warns(UserWarning, match=said) as told:
+        step(x=data[5][0], y=data[5][1])
+    assert [one.filename for one in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x=data[6][0], y=data[6][1])
+
+
+@pytest.mark.parametrize("kind", [Falling, FallingByHook, OfATensor])
+def test_a_rate_that_the_program_goes_on_to_change_is_eagers_and_nothing_is_told(kind: type[Falling]) -> None:
+    ours, eager, data = kind(), kind(), data_of(8)
+    step = captured(ours, data[:4]).compile()
+    for batch in data[:4]:
+        eager.step(*batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in data[4:]:
+            eager.step(*batch)
+            step(*batch)
+            ours.lower() if kind is FallingByHook else ours.after()
+    assert farthest(ours, eager) < NEAR
+
+
+@exported
+@pytest.mark.parametrize("what", ["an entry", "all entries of a parameter"])
+def test_an_entry_of_the_state_that_is_replaced_is_followed(what: str, is_exported: bool, tmp_path: Path) -> None:
+    ours, eager, data = Loop(), Loop(), data_of(8)
+    variant = captured(ours, data[:4])
+    step = step_of(ours, variant, is_exported, tmp_path)
+    for batch in data[:4]:
+        eager.step(*batch)
+    for at, (x, y) in enumerate(data[4:]):
+        for loop in (ours, eager) if at == 2 else ():
+            state, weight = loop.opt.state, loop.model[0].weight
+            if what == "an entry":
+                state[weight]["exp_avg"] = torch.full_like(weight, 0.5)
+            else:
+                state[weight] = {key: one.clone() + 1 for key, one in state[weight].items()}
+        step(x=x, y=y)
+        eager.step(x, y)
+    assert farthest(ours, eager) < NEAR
+
+
+@exported
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_parameter_that_is_frozen_is_refused_until_it_is_trained_again(
+    when: str, is_exported: bool, tmp_path: Path
+) -> None:
+    ours, eager, data = Loop(), Loop(), data_of(6)
+    variant, weight = captured(ours, data[:4]), ours.model[0].weight
+    if when == "before":
+        weight.requires_grad_(False)
+    step = step_of(ours, variant, is_exported, tmp_path)
+    weight.requires_grad_(False)
+    before = {name: one.clone() for name, one in ours.left().items()}
+    said = r"0.weight has requires_grad=False, and had True before: .* Set it back \(`requires_grad_\(True\)`\), or capture"
+    with pytest.raises(ValueError, match=said):
+        step(x=data[4][0], y=data[4][1])
+    assert all(torch.equal(one, before[name]) for name, one in ours.left().items())
+    weight.requires_grad_(True)
+    for batch in data[:4]:
+        eager.step(*batch)
+    for x, y in data[4:]:
+        step(x=x, y=y)
+        eager.step(x, y)
+    assert farthest(ours, eager) < NEAR
+
+
+class Frozen(Loop):
+    """The last bias is not trained."""
+
+    def prepare(self) -> None:
+        self.model[3].bias.requires_grad_(False)
+
+
+@exported
+def test_a_parameter_that_is_trained_only_now_is_refused(is_exported: bool, tmp_path: Path) -> None:
+    loop, data = Frozen(), data_of(6)
+    step = step_of(loop, captured(loop, data[:4]), is_exported, tmp_path)
+    step(x=data[4][0], y=data[4][1])
+    loop.model[3].bias.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"3.bias has requires_grad=True, .* a compiled step leaves it as it is"):
+        step(x=data[5][0], y=data[5][1])
+
+
+def test_a_parameter_that_the_passes_froze_may_be_frozen() -> None:
+    loop, data = Loop(), data_of(5)
+    step = captured(loop, data[:4]).with_config(freeze=["0.*"]).compile()
+    loop.model[0].requires_grad_(False)
+    step(*data[4])
 
 
 class Decayed(Loop):

@@ -339,5 +339,6 @@ def test_a_call_without_what_each_step_makes_anew_says_how_to_hand_it_on() -> No
             optimizer.step()
     step = c.optimize().compile()
     assert "average" in step.inputs
-    with pytest.warns(UserWarning, match=r"Of average each step makes the next, .*c\.returned = loss, average"):
+    said = r"pass average too\. Of average each step makes the next: .*c\.returned = loss, average"
+    with pytest.raises(ValueError, match=said):
         step(*batches[0])
