@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from tracefuse.findings.finding import IN_LIBRARY, Bar, bars_text
-from tracefuse.measure.timing import Estimate, shown
+from tracefuse.findings.finding import IN_LIBRARY, Bar, bars_text, how_mended
+from tracefuse.measure.timing import FEWEST, Estimate, shown
 from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.folding import OUTSIDE
@@ -111,7 +111,8 @@ def _findings(payload: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for one in payload["findings"]:
         parts = bars_text([Bar(**bar) for bar in one["bars"]]) if one["bars"] else ""
-        said = f"{one['severity']}: {one['title']} [{one['id']}]; {one['worth']}"
+        severity = f"{one['severity']}{how_mended(one['is_mended'], one['mended_by'])}"
+        said = f"{severity}: {one['title']} [{one['id']}]; {one['worth']}"
         tried = [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
         library = [f"{label}: {line}" for label, line in one["evidence"] if label == IN_LIBRARY]
         more = filter(None, [one["source"], *library, parts, f"fix: {one['fix']}", one["mended"], *tried])
@@ -158,7 +159,8 @@ def _ratio(row: dict[str, Any]) -> str:
         return ""
     ratio, before, after = (Estimate(**row[key]) for key in ("ratio", "baseline_ms", "variant_ms"))
     is_apart = (after.median - before.median) * {"faster": 1, "slower": -1}.get(row["verdict"], 0) > 0
-    return f"{shown(ratio, 3)} {row['verdict']}{' by round: the times drifted' if is_apart else ''}"
+    said = shown(ratio, 3) if ratio.samples >= FEWEST else ""
+    return f"{said} {row['verdict']}{' by round: the times drifted' if is_apart else ''}".lstrip()
 
 
 def _layers(payload: dict[str, Any]) -> list[Table]:

@@ -22,6 +22,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.diagnose.fixes import NO_GPU
 from tracefuse.errors import FixError
+from tracefuse.findings.finding import in_brief
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.pack import decode
@@ -173,7 +174,8 @@ def test_of_a_pass_that_is_on_the_view_says_why_it_left_something() -> None:
     one = record(payload(v), "unaligned-matmul")
     assert "`pad` is on; left: " in one["mended"]
     assert (one["changes"], one["trials"]) == (None, [])
-    assert one["mended"] in {finding.mended for finding in v.findings()}
+    found = v.findings()
+    assert one["mended"] in {in_brief(finding.mended, found.provenance) for finding in found}
 
 
 _TIME = re.compile(r"\d[\d.,]*(?:e-?\d+)? (?:ns|µs|ms|s)\b")
@@ -263,3 +265,23 @@ def test_where_launches_bind_the_worth_of_an_action_is_in_launches() -> None:
             assert action["worth"] == f"{len(finding['values']):,} of {ops:,} launches"
             count += 1
     assert count
+
+
+def test_whose_times_a_model_has_is_said_once_of_all_findings() -> None:
+    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    v = tracefuse.capture(lambda: model(*data).backward()).optimize()
+    shown = payload(v)
+    assert len(shown["findings"]) > 1
+    assert "not of the CPU that it ran on" not in str(shown["findings"])
+    assert all("(modelled" in one["worth"] for one in shown["findings"] if one["worth_us"])
+    assert str(v.findings()).count("not of the CPU that it ran on") == 1
+
+
+def test_what_passes_mend_is_told_so_beside_its_severity() -> None:
+    """A grave finding that is mended stands below a lesser one that is not."""
+    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    v = tracefuse.capture(lambda: model(*data).backward()).optimize()
+    mended = [one for one in v.findings() if one.is_mended]
+    assert mended
+    for text in (str(v.findings()), to_text(payload(v))):
+        assert all(f"{one.severity}, mended: {one.title}" in text for one in mended)
