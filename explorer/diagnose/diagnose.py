@@ -99,6 +99,7 @@ SAID_BY = {
     "loop-of-small-kernels": {"per-sample-loop", "stack-of-matmuls", "heads-apart", "cat-in-loop", "loss-in-loop"},
     "per-sample-loop": {"loss-in-loop"},
     "cat-in-forward": {"cat-in-loop"},
+    "update-share": {"optimizer-not-fused"},
 }
 """By the id of what is said in general those that say it in particular."""
 
