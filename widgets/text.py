@@ -192,7 +192,12 @@ def _layer(path: str, rows: Sequence[dict[str, Any]], has_update: bool) -> Row:
 
 
 def _both(rows: Sequence[dict[str, Any]], side: str) -> str:
-    return " -> ".join(figure(sum(row[side][at] for row in rows), 4) for at in (0, 1))
+    return " -> ".join(_us(sum(row[side][at] for row in rows)) for at in (0, 1))
+
+
+def _us(us: float) -> str:
+    """A time as a figure in µs; below a nanosecond no model tells times apart."""
+    return "<0.001" if 0 < us < 1e-3 else figure(us, 4)
 
 
 def _kernels(kernels: Sequence[dict[str, Any]]) -> list[Table]:
@@ -214,7 +219,7 @@ def _kernels(kernels: Sequence[dict[str, Any]]) -> list[Table]:
 
 
 def _kernel_time(kernel: dict[str, Any], most: str) -> str:
-    time = "" if kernel["time_us"] is None else figure(kernel["time_us"], 4)
+    time = "" if kernel["time_us"] is None else _us(kernel["time_us"])
     return ", ".join(filter(None, [time, kernel["provenance"] * (kernel["provenance"] != most)]))
 
 
@@ -226,7 +231,7 @@ def _unused(unused: dict[str, Any]) -> list[Table]:
             f"{op} x{len(ops)}" if len(ops) > 1 else op,
             where,
             line,
-            figure(_sum(ops, "time_us"), 4),
+            _us(_sum(ops, "time_us")),
             human_bytes(_sum(ops, "nbytes")),
         )
         for (op, where, line), ops in groups.items()
