@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from tracefuse.findings.finding import IN_LIBRARY, Bar, bars_text, how_mended
-from tracefuse.measure.timing import FEWEST, Estimate, shown
+from tracefuse.findings.finding import IN_LIBRARY, Bar, bars_text, how_mended, in_brief
+from tracefuse.measure.timing import MIN_ROUNDS, Estimate, shown
 from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.folding import OUTSIDE
@@ -109,6 +109,7 @@ def _findings(payload: dict[str, Any]) -> list[str]:
     """What makes the program slow as it ran, in the view's order: its line, that of a library, the parts of its time, the fix,
     what passes mend of it, and what replays of fixes said."""
     lines: list[str] = []
+    how = payload["times"]["before"]  # said above the modules
     for one in payload["findings"]:
         parts = bars_text([Bar(**bar) for bar in one["bars"]]) if one["bars"] else ""
         severity = f"{one['severity']}{how_mended(one['is_mended'], one['mended_by'])}"
@@ -116,7 +117,7 @@ def _findings(payload: dict[str, Any]) -> list[str]:
         tried = [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
         library = [f"{label}: {line}" for label, line in one["evidence"] if label == IN_LIBRARY]
         more = filter(None, [one["source"], *library, parts, f"fix: {one['fix']}", one["mended"], *tried])
-        lines += [said, *(f"  {line}" for line in more)]
+        lines += [in_brief(line, how) for line in (said, *(f"  {line}" for line in more))]
     return [*lines, *[payload["below"]] * bool(payload["below"])]
 
 
@@ -159,7 +160,7 @@ def _ratio(row: dict[str, Any]) -> str:
         return ""
     ratio, before, after = (Estimate(**row[key]) for key in ("ratio", "baseline_ms", "variant_ms"))
     is_apart = (after.median - before.median) * {"faster": 1, "slower": -1}.get(row["verdict"], 0) > 0
-    said = shown(ratio, 3) if ratio.samples >= FEWEST else ""
+    said = shown(ratio, 3) if ratio.samples >= MIN_ROUNDS else ""
     return f"{said} {row['verdict']}{' by round: the times drifted' if is_apart else ''}".lstrip()
 
 

@@ -7,20 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from tracefuse.diagnose.fixes import why_not
-from tracefuse.findings.finding import Finding, Fix, in_brief
+from tracefuse.findings.finding import Finding, Fix
 from tracefuse.timeline.measurements import Said, TrialKey
 from tracefuse.variant import Variant
 
-_SAID = ("worth", "left", "mended")
 
-
-def finding_records(
-    found: Iterable[Finding], variant: Variant, tried: Mapping[TrialKey, Said], provenance: str = ""
-) -> list[dict[str, Any]]:
-    """The findings of the program as it ran, in their order. The view's clock says once what their times are: `provenance`."""
+def finding_records(found: Iterable[Finding], variant: Variant, tried: Mapping[TrialKey, Said]) -> list[dict[str, Any]]:
+    """The findings of the program as it ran, in their order."""
     trials = ([] if one.is_mended else _trials(one, variant, tried) for one in found)
-    records = [finding_record(one) | {"trials": tried} for one, tried in zip(found, trials, strict=True)]
-    return [one | {name: in_brief(one[name], provenance) for name in _SAID} for one in records]
+    return [finding_record(one) | {"trials": tried} for one, tried in zip(found, trials, strict=True)]
 
 
 def finding_record(finding: Finding) -> dict[str, Any]:

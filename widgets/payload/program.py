@@ -109,7 +109,7 @@ def payload(
     rows = layers(before, after, op_times)
     as_it_ran = clock.of(variant.baseline.whole)
     findings = variant.findings(op_times[1], as_it_ran)
-    found = finding_records(findings, variant, tried or {}, findings.provenance)
+    found = finding_records(findings, variant, tried or {})
     sizes, stood, stopped = summary(beside, variant, timing), stood_for(variant), blocked(variant)
     return {
         "version": VERSION,
@@ -149,7 +149,7 @@ def payload(
         "unused": unused_record(variant.capture.dropped),
         "findings": found,
         "below": below_text(findings.below),
-        "small": finding_records(findings.below, variant, tried or {}, findings.provenance),
+        "small": finding_records(findings.below, variant, tried or {}),
         "looked_for": list(looked_for()),
         "baseline": baseline_record(baseline, name),
         "timing": timing_record(known, stale, None if stale else work) if known else None,

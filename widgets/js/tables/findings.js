@@ -54,6 +54,12 @@ export class FindingsPanel {
     return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${plural(values.length, "op")} of the ${summary.ops[0].toLocaleString("en")} as captured`);
   }
 
+  /** Without what models, which is said in the head, once for all. @param {string} text */
+  brief(text) {
+    const before = this.payload?.times?.before ?? "";
+    return before.startsWith("modelled: ") ? text.replaceAll(before, "modelled") : text;
+  }
+
   /** @param {Finding} one */
   card(one) {
     const more = one.values.length - SHOWN_VALUES;
@@ -65,9 +71,9 @@ export class FindingsPanel {
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.bars.length > 0 && bars(one.bars),
       one.fix && h("div", { class: "tf-block" }, copyButton(codeOf(one), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix)),
-      one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), kindMark(one.kind), " ", one.worth.replace(` (${one.kind})`, "")),
+      one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), kindMark(one.kind), " ", this.brief(one.worth).replace(` (${one.kind})`, "")),
       this.launched(one),
-      one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended),
+      one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), this.brief(one.mended)),
       ...one.trials.map((trial, choice) => this.trial(one, trial, choice)),
       h("div", { class: "tf-finding-foot" }, this.tryIt(one), h("span", { class: "tf-chips" }, one.values.slice(0, SHOWN_VALUES).map((name) => chip(name, this.act)), more > 0 && `+${more}`)),
     );
