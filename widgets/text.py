@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from tracefuse.findings.finding import IN_LIBRARY, Bar, bars_text
-from tracefuse.measure.timing import Estimate, shown
+from tracefuse.findings.finding import IN_LIBRARY, Bar, bars_text, how_mended, in_brief
+from tracefuse.measure.timing import MIN_ROUNDS, Estimate, shown
 from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.trace import human_bytes
 from tracefuse.tables.folding import OUTSIDE
@@ -109,13 +109,15 @@ def _findings(payload: dict[str, Any]) -> list[str]:
     """What makes the program slow as it ran, in the view's order: its line, that of a library, the parts of its time, the fix,
     what passes mend of it, and what replays of fixes said."""
     lines: list[str] = []
+    how = payload["times"]["before"]  # said above the modules
     for one in payload["findings"]:
         parts = bars_text([Bar(**bar) for bar in one["bars"]]) if one["bars"] else ""
-        said = f"{one['severity']}: {one['title']} [{one['id']}]; {one['worth']}"
+        severity = f"{one['severity']}{how_mended(one['is_mended'], one['mended_by'])}"
+        said = f"{severity}: {one['title']} [{one['id']}]; {one['worth']}"
         tried = [f"{trial['does']}: {trial['said']}" for trial in one["trials"] if trial["said"]]
         library = [f"{label}: {line}" for label, line in one["evidence"] if label == IN_LIBRARY]
         more = filter(None, [one["source"], *library, parts, f"fix: {one['fix']}", one["mended"], *tried])
-        lines += [said, *(f"  {line}" for line in more)]
+        lines += [in_brief(line, how) for line in (said, *(f"  {line}" for line in more))]
     return [*lines, *[payload["below"]] * bool(payload["below"])]
 
 
@@ -158,7 +160,8 @@ def _ratio(row: dict[str, Any]) -> str:
         return ""
     ratio, before, after = (Estimate(**row[key]) for key in ("ratio", "baseline_ms", "variant_ms"))
     is_apart = (after.median - before.median) * {"faster": 1, "slower": -1}.get(row["verdict"], 0) > 0
-    return f"{shown(ratio, 3)} {row['verdict']}{' by round: the times drifted' if is_apart else ''}"
+    said = shown(ratio, 3) if ratio.samples >= MIN_ROUNDS else ""
+    return f"{said} {row['verdict']}{' by round: the times drifted' if is_apart else ''}".lstrip()
 
 
 def _layers(payload: dict[str, Any]) -> list[Table]:
@@ -190,7 +193,12 @@ def _layer(path: str, rows: Sequence[dict[str, Any]], has_update: bool) -> Row:
 
 
 def _both(rows: Sequence[dict[str, Any]], side: str) -> str:
-    return " -> ".join(figure(sum(row[side][at] for row in rows), 4) for at in (0, 1))
+    return " -> ".join(_us(sum(row[side][at] for row in rows)) for at in (0, 1))
+
+
+def _us(us: float) -> str:
+    """A time as a figure in µs; below a nanosecond no model tells times apart."""
+    return "<0.001" if 0 < us < 1e-3 else figure(us, 4)
 
 
 def _kernels(kernels: Sequence[dict[str, Any]]) -> list[Table]:
@@ -212,7 +220,7 @@ def _kernels(kernels: Sequence[dict[str, Any]]) -> list[Table]:
 
 
 def _kernel_time(kernel: dict[str, Any], most: str) -> str:
-    time = "" if kernel["time_us"] is None else figure(kernel["time_us"], 4)
+    time = "" if kernel["time_us"] is None else _us(kernel["time_us"])
     return ", ".join(filter(None, [time, kernel["provenance"] * (kernel["provenance"] != most)]))
 
 
@@ -224,7 +232,7 @@ def _unused(unused: dict[str, Any]) -> list[Table]:
             f"{op} x{len(ops)}" if len(ops) > 1 else op,
             where,
             line,
-            figure(_sum(ops, "time_us"), 4),
+            _us(_sum(ops, "time_us")),
             human_bytes(_sum(ops, "nbytes")),
         )
         for (op, where, line), ops in groups.items()

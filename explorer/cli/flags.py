@@ -202,9 +202,12 @@ _SHOWN: tuple[Option, ...] = (
     ),
 )
 
+_STEP = _value("step", "N", "show the training step number N (default: the third of a loop)", None, int)
+
 MAGIC_OPTIONS: tuple[Option, ...] = (
     _value("output", "NAME", "assign the result to this variable", flags=("-o", "--output")),
     *_SHOWN,
+    _STEP,
 )
 """What only the magic takes."""
 
@@ -222,7 +225,7 @@ CACHE_OPTIONS: tuple[Option, ...] = (_switch("clear", "remove all of it"),)
 
 SCRIPT_OPTIONS: tuple[Option, ...] = (
     *_SHOWN,
-    _value("step", "N", "show the training step number N of the script (default: the third of a loop)", None, int),
+    _STEP,
     _value("json", "PATH", "also write it as JSON, whose schema is tracefuse/widgets/view/report.schema.json"),
     _list("try", "NAME=VALUE,…", "measure this choice of passes beside the shown one too, such as remat=0,pad=off"),
     _value(

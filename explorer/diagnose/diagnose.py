@@ -35,7 +35,7 @@ from tracefuse.diagnose.modes import matmuls_without_tf32, modes_that_slow
 from tracefuse.diagnose.moves import casts_beside_moves, gradients_copied_to_the_host, inputs_moved_each_step
 from tracefuse.diagnose.needless_work import casts_of_weights, concatenations, unaligned_matmuls, unfused_pointwise
 from tracefuse.diagnose.update import counts_in_python, optimizers_op_by_op, share_of_the_update
-from tracefuse.findings.finding import IN_LIBRARY, Case, Detector, Finding, Fix
+from tracefuse.findings.finding import IN_LIBRARY, Case, Detector, Finding, Fix, in_brief
 from tracefuse.findings.ignored import ignored_text, parted
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
@@ -91,7 +91,7 @@ class Findings(tuple[Finding, ...]):
         nothing = [] if self else [f"nothing found; looked for: {'; '.join(self.looked_for)}"]
         small = f"{below_text(self.below)}; `print(v.findings().below)` has them" if self.below else ""
         how = [self.launching, how_to_measure(self.provenance)] if self else []
-        said = [*map(str, self), *how, small, ignored_text(self.ignored)]
+        said = [*(in_brief(str(one), self.provenance) for one in self), *how, small, ignored_text(self.ignored)]
         return "\n\n".join(filter(None, [*nothing, *said]))
 
 
@@ -99,6 +99,7 @@ SAID_BY = {
     "loop-of-small-kernels": {"per-sample-loop", "stack-of-matmuls", "heads-apart", "cat-in-loop", "loss-in-loop"},
     "per-sample-loop": {"loss-in-loop"},
     "cat-in-forward": {"cat-in-loop"},
+    "update-share": {"optimizer-not-fused"},
 }
 """By the id of what is said in general those that say it in particular."""
 

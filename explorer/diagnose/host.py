@@ -110,7 +110,8 @@ def _waited(case: Case, on_gpu: bool) -> list[Stop]:
 
 
 def constants_from_the_host(case: Case) -> Iterator[Finding]:
-    """Numbers of which Python makes a tensor in every step, a line a finding."""
+    """Numbers of which Python makes a tensor in every step, a line of the project a finding: a library's own lines, that one
+    of the project's calls, are told together."""
     on_gpu = is_on_gpu(case.trace)
     moved = {line_of(n) for n in case.trace.ops if work(n) == "device copy"} if on_gpu else set[str]()
     made = [
@@ -121,14 +122,16 @@ def constants_from_the_host(case: Case) -> Iterator[Finding]:
         # What lies on the CPU beside a GPU's program makes the host wait where it is moved.
         and (not on_gpu or one.read.device.type != "cpu" or str(one.source or "") in moved)
     ]
-    for (at, kind), stops in grouped(made, lambda one: (str(one.source or ""), one.read.kind)).items():
+    for (_, kind), stops in grouped(made, lambda one: (_called(one), one.read.kind)).items():
+        at, *others = dict.fromkeys(str(one.source or "") for one in stops)
+        also = [("and at", ", ".join(line.partition("  ")[0] for line in others))] if others else []
         times = f"{len(stops)} times" if len(stops) > 1 else "once"
         what = "it" if kind == "index" else "Python's numbers"
         yield from case.finding(
             "constant-from-host",
             "medium" if on_gpu else "low",
             f"{stops[0].read.how} makes a tensor of {what} {times} a step",
-            (("bytes", human_bytes(sum(stop.read.nbytes for stop in stops))), ("made", str(len(stops)))),
+            (("bytes", human_bytes(sum(stop.read.nbytes for stop in stops))), ("made", str(len(stops))), *also),
             (),
             at,
             _IN_A_FUNCTION if kind == "constant" and not _is_of_a_module(stops[0]) else _MADE[kind],
@@ -136,6 +139,12 @@ def constants_from_the_host(case: Case) -> Iterator[Finding]:
             if on_gpu
             else "a copy to the GPU for which the host would wait; on a CPU the time of the Python",
         )
+
+
+def _called(stop: Stop) -> str:
+    """The line of the project that reads, or calls the line of a library that does."""
+    source = stop.source
+    return "" if source is None else str(source if source.called is None else source.called)
 
 
 def _is_of_a_module(stop: Stop) -> bool:

@@ -113,7 +113,7 @@ class Finding:
     def __str__(self) -> str:
         facts = "; ".join(f"{label}: {figure}" for label, figure in self.evidence)
         lines = [
-            f"{self.severity}: {self.title} [{self.id}]",
+            f"{self.severity}{how_mended(self.is_mended, self.mended_by)}: {self.title} [{self.id}]",
             f"  {facts}",
             f"  at {self.source}" if self.source else "",
         ]
@@ -235,6 +235,16 @@ def severity_of(part: float, whole: float) -> Severity | None:
 
 
 # --- words ---
+
+
+def how_mended(is_mended: bool, mended_by: Sequence[str]) -> str:
+    """What is said behind a severity, which is that of the program as it ran, where passes mend the finding."""
+    return ", mended" if is_mended else ", mended in part" if mended_by else ""
+
+
+def in_brief(said: str, provenance: str) -> str:
+    """The text with "modelled" alone in place of what models, which is said once of all findings."""
+    return said.replace(provenance, "modelled") if provenance.startswith("modelled: ") else said
 
 
 def bars_text(bars: Sequence[Bar]) -> str:

@@ -80,7 +80,7 @@ class OpTimes:
 
 def how_to_measure(provenance: str) -> str:
     """The call that measures what is modelled; "" for what was measured."""
-    return "modelled; v.timeline() measures op by op" * provenance.startswith("modelled")
+    return f"{provenance}; v.timeline() measures op by op" * provenance.startswith("modelled")
 
 
 def modelled(trace: Trace, peaks: Peaks | None = None) -> OpTimes:

@@ -23,6 +23,8 @@ from tracefuse.text import aligned, figure
 CONFIDENCE = 0.95
 RATIO_CONFIDENCE = 0.99
 MIN_ROUNDS = 8  # Minimum to maximum of eight samples cover the median with 99.2 %: the first count that reaches 99 %.
+FEWEST = 3
+"""Samples below which an interval says nothing: the extremes of two cover the median with 50 %."""
 SMALLEST = 0.01
 """The smallest difference, as a share, that is called one."""
 VISIBLE = 0.05
@@ -35,7 +37,8 @@ RATIO_TITLE = "ratio [99 % interval], below 1 is faster"
 class Estimate:
     """A median with an interval that covers the true median with probability `coverage`.
 
-    `coverage` is at least 0.95, of a ratio 0.99, from eight samples on; of fewer it is what their extremes cover.
+    `coverage` is at least 0.95, of a ratio 0.99, from eight samples on; of fewer it is what their extremes cover,
+    and of fewer than `FEWEST` it is not shown.
     """
 
     median: float
@@ -51,8 +54,8 @@ class Estimate:
 
     def text(self, digits: int = 4) -> str:
         """The median with its interval; of few samples what that covers, of one that it is one."""
-        if self.samples == 1:
-            return f"{figure(self.median, digits)} (one sample)"
+        if self.samples < FEWEST:
+            return f"{figure(self.median, digits)} ({'one sample' if self.samples == 1 else f'{self.samples} samples'})"
         text = f"{figure(self.median, digits)} [{figure(self.low, digits)}, {figure(self.high, digits)}]"
         return text if self.samples >= MIN_ROUNDS else f"{text} ({self.coverage:.0%}, {self.samples} samples)"
 
@@ -106,6 +109,8 @@ def verdict(ratio: Estimate) -> str:
     if ratio.low > 1 + SMALLEST:
         return "slower"
     hidden = max(1 - ratio.low, ratio.high - 1)
+    if hidden > 1:  # a program that took twice as long would not be seen either
+        return f"{UNSEEN}: too noisy to say"
     return UNSEEN if hidden <= VISIBLE else f"{UNSEEN}: the noise hides up to {hidden:.0%}"
 
 

@@ -94,7 +94,7 @@ def test_the_first_screen_tells_the_models_story(page: Page) -> None:
     assert any("loss = model(tokens, targets) * 2" in name for name in shown)
     tree = page.get_by_test_id("tf-tree")
     assert tree.evaluate("e => e.scrollHeight <= e.clientHeight")
-    expect(page.get_by_test_id("tf-tree-says")).to_contain_text("modelled for H100 SXM")
+    expect(page.get_by_test_id("tf-tree-says")).to_contain_text("modelled")
 
 
 def test_rows_are_a_treegrid_for_a_screen_reader(page: Page) -> None:
@@ -250,11 +250,11 @@ def test_layers_are_sorted_by_backward_and_by_what_is_clicked(page: Page, press:
     page.get_by_test_id("tf-tab-layers").click()
     by = page.get_by_role("columnheader", name="backward")
     expect(by).to_have_attribute("aria-sort", "descending")
-    backward = [float(text) for text in layer_column(page, "backward") if text != "–"]
+    backward = [float(text.lstrip("<")) for text in layer_column(page, "backward") if text != "–"]
     assert backward == sorted(backward, reverse=True)
     press(page.get_by_test_id("tf-layers-by-forward"))
     expect(by).not_to_have_attribute("aria-sort", re.compile("."))
-    forward = [float(text) for text in layer_column(page, "forward") if text != "–"]
+    forward = [float(text.lstrip("<")) for text in layer_column(page, "forward") if text != "–"]
     assert forward == sorted(forward, reverse=True)
     assert page.evaluate("document.activeElement.dataset.testid") == "tf-layers-by-forward"
     press(page.get_by_test_id("tf-layers-by-forward"))

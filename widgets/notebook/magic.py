@@ -32,6 +32,7 @@ from tracefuse.measure.peers import check_names
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.recorded import RecordedCapture
 from tracefuse.recording.frames import hide_frames
+from tracefuse.step_capture import StepCapture
 from tracefuse.widgets.notebook import errors, rich
 from tracefuse.widgets.notebook.cell import MAGIC, NAME, WrapCell, mark_cell
 from tracefuse.widgets.view.explorer import Explorer
@@ -76,6 +77,10 @@ def parse(line: str) -> tuple[Config, Any]:
         raise UsageError(f"-o {name}: {name!r} is not a variable name; give one, such as -o c")
     if arguments.cuda_graph and not torch.cuda.is_available():
         raise UsageError("--cuda-graph needs a CUDA GPU, and torch sees none on this machine: leave it out")
+    if arguments.step is not None and arguments.train_all:
+        raise UsageError("--train-all adds up gradients of the whole cell, and --step shows one step: leave out one")
+    if arguments.step is not None and arguments.step < 1:
+        raise UsageError(f"--step {arguments.step}: steps are counted from 1: give a whole number, such as --step 3")
     try:
         check_names(arguments.peer or ())
         check_folder("html", arguments.html)
@@ -127,7 +132,8 @@ class TracedCell:
             raise UsageError(f"{MAGIC} takes no expression in its first line: put it into the cell, or use %tracefuse")
         self.value: Any = None
         self.has_value = False
-        self._capture = RecordedCapture(self._names, train_all=bool(self.arguments.train_all))
+        step, train_all = self.arguments.step, bool(self.arguments.train_all)
+        self._capture = StepCapture(step, self._names) if step else RecordedCapture(self._names, train_all)
 
     def __enter__(self) -> TracedCell:
         self._capture.__enter__()

@@ -171,4 +171,4 @@ def in_short(worth: str) -> str:
     said = worth.partition(" (")[0]
     amount = re.match(r"(?:at most |about |part of )?[\d.,]+(?:e-?\d+)? \S+", said)
     share = re.search(r", (\d+ %)", said)
-    return f"{amount[0]}, {share[1]}" if amount and share else said
+    return f"{amount[0]}, {share[1]}" if amount and share else said.partition(";")[0]

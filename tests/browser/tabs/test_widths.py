@@ -88,6 +88,52 @@ def test_the_findings_that_lead_and_the_tree_are_seen(page: Page, go_live: Calla
     assert first[1] <= tree[0] <= passes[0]
 
 
+# Three actions as long as those of real programs get, and a fix with all that one says.
+LONG = """() => {
+    const title = "the forward saves 640 KiB that the backward could compute again faster than it is stored and loaded";
+    const fix = "make SGD with `fused=True`, or on a GPU switch passes on: `fuse` makes one kernel of the ops on a tensor, "
+        + "and `optimizer_step` makes one launch of equal ops";
+    const [{ key }] = state.payload.findings;
+    const findings = state.payload.findings.map((one) => ({ ...one, fix }));
+    const actions = [[], [], ["fuse"]].map((by) => ({ key, title, worth: "252 of 1,360 launches", kind: "", by }));
+    set("payload", { ...state.payload, findings, sentence: { ...state.payload.sentence, actions } });
+}"""
+
+
+def test_what_leads_is_read_whole(page: Page, go_live: Callable[[Page], None]) -> None:
+    """A sentence that ends in dots says nothing to do."""
+    go_live(page)
+    page.evaluate(LONG)
+    first = page.get_by_test_id("tf-first")
+    texts = first.locator(".tf-lever-what span, .tf-lever-fix, .tf-action-card > span, .tf-worth")
+    assert texts.count() == 7
+    for text in texts.all():
+        assert not is_cut(text), text.text_content()
+    bottom = first.bounding_box()["y"] + first.bounding_box()["height"]
+    assert all(one.bounding_box()["y"] + one.bounding_box()["height"] <= bottom for one in texts.all())
+
+
+def test_the_legend_of_the_graph_has_no_row_half_seen(page: Page) -> None:
+    page.get_by_test_id("tf-tab-graph").click()
+    assert not is_cut(page.get_by_test_id("tf-graph-legend"))
+
+
+def test_the_panel_has_the_room_of_details_until_there_are_any(page: Page) -> None:
+    aside, tree = page.locator(".tf-aside"), page.get_by_test_id("tf-tree")
+    hint = page.get_by_test_id("tf-details")
+    expect(hint).to_contain_text("Click a value, or walk with ↑ ↓, to see what is known of it.")
+    width = page.viewport_size["width"]
+    assert width < 701 or width > 1160 or aside.bounding_box()["height"] < 32
+    rows = tree.locator("[role=row][aria-level]")
+    last = [one for one in rows.all() if one.bounding_box()["y"] < aside.bounding_box()["y"] - 24 or width > 1160][-1]
+    last.click()
+    # What was clicked is not covered by what it opens.
+    expect(last).to_be_in_viewport(ratio=1)
+    below = aside.bounding_box()
+    row = last.bounding_box()
+    assert width > 1160 or row["y"] + row["height"] <= below["y"] + 1 or row["y"] >= below["y"] + below["height"]
+
+
 def test_it_is_said_whether_times_are_a_modules_own(page: Page) -> None:
     page.get_by_test_id("tf-tab-layers").click()
     panel = page.locator(".tf-layers")

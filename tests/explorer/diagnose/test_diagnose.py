@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import DETECTORS, beside, diagnose
+from tracefuse.findings.finding import in_brief
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.order import below_text, in_order
 from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
@@ -334,7 +335,7 @@ def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -
     found = capture.variant(Config.off()).findings()
     small = f"{below_text(found.below)}; `print(v.findings().below)` has them"
     last = [found.launching, how_to_measure(found.provenance), *[small] * bool(found.below)]
-    assert str(found) == repr(found) == "\n\n".join([*map(str, found), *last])
+    assert str(found) == repr(found) == "\n\n".join([*(in_brief(str(one), found.provenance) for one in found), *last])
     assert re.match(r"The step is bound by launches: its [\d,]+ ops are modelled to run [\d.]+ .s, ", found.launching)
     nothing = tracefuse.capture(lambda x: x @ x, torch.ones(64, 64)).findings()
     assert str(nothing).startswith("nothing found; looked for: A leaf lies on the CPU")

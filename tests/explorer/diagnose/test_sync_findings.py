@@ -150,6 +150,17 @@ def made(step: Callable[[], object]) -> list[str]:
     return [f"{one.title}: {one.fix}" for one in found("constant-from-host", case(tracefuse.capture(step)))]
 
 
+def test_lines_of_a_library_that_one_line_calls_are_one_finding(monkeypatch: Any) -> None:
+    monkeypatch.setattr(frames, "_INSTALLED", (*frames._INSTALLED, fake_library.__file__))
+    frames.is_installed.cache_clear()
+    x = torch.randn(4)
+    (one,) = found("constant-from-host", case(tracefuse.capture(lambda: fake_library.shifted(x) * 2)))
+    assert one.title.endswith("makes a tensor of Python's numbers 2 times a step")
+    lines = [dict(one.evidence)[label] for label in ("in the library", "and at")]
+    assert all("fake_library.py:" in line for line in lines)
+    assert lines[0] not in lines[1]
+
+
 def test_an_index_of_pythons_is_no_constant_to_be_registered() -> None:
     x, rows = torch.randn(8, 4), np.array([1, 5])
     written = torch.zeros(8, 4)

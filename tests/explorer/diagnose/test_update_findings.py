@@ -11,6 +11,7 @@ from planting import on_a_gpu
 from torch import nn, optim
 
 import tracefuse
+from tracefuse.diagnose.diagnose import SAID_BY
 from tracefuse.diagnose.update import optimizers_op_by_op, share_of_the_update
 from tracefuse.errors import ExportError
 from tracefuse.findings.finding import Finding
@@ -35,6 +36,12 @@ def stepped(kind: Any = optim.AdamW, rows: int = 64, **options: Any) -> tracefus
 def momentum(rows: int = 64, foreach: bool = False) -> tracefuse.Capture:
     """A step of an optimizer that counts nothing: passes can do its update."""
     return stepped(optim.SGD, rows, lr=0.1, momentum=0.9, weight_decay=0.1, foreach=foreach)
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of the update is told where an optimizer that is not fused says so in particular, too."""
+    monkeypatch.delitem(SAID_BY, SHARE)
 
 
 def found(name: str, of: Any) -> list[Finding]:
@@ -97,6 +104,7 @@ def test_one_op_for_each_parameter_is_all_that_an_update_can_be_on_a_cpu(is_clip
     assert "tensor by tensor" in on_gpu.title
 
 
+@pytest.mark.usefixtures("both")
 def test_passes_are_advised_on_a_gpu_alone() -> None:
     """On a CPU the ops that a kernel over lists stands for take longer than the optimizer's own: 1.2 to 6 times as long."""
     c = momentum()
@@ -118,6 +126,7 @@ def test_its_fix_mends_it_and_so_do_passes() -> None:
     assert not left.is_mended  # on a CPU the pass leaves lists to torch
 
 
+@pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}], ids=["one by one", "lists"])
 def test_no_pass_mends_what_cannot_be_compiled(options: dict[str, Any]) -> None:
     """What RAdam makes of its count of steps is not followed: the passes act on the captured update, and on no later one."""
@@ -140,6 +149,7 @@ def test_what_is_spared_is_what_is_read_and_written_again() -> None:
     assert f"of which {4 * 7 * parameters / 2**20:.2f} MiB" in dict(one.evidence)["moved"]
 
 
+@pytest.mark.usefixtures("both")
 def test_the_share_of_the_update() -> None:
     (one,) = found(SHARE, stepped(foreach=False))
     assert re.fullmatch(r"the update of AdamW takes a notable share of the step", one.title)
@@ -148,12 +158,21 @@ def test_the_share_of_the_update() -> None:
     assert not found(SHARE, stepped(fused=True, rows=8192))
 
 
+def test_what_an_optimizer_does_is_told_once() -> None:
+    """Its ops one by one, and their share of the step, would be two findings of one line with one fix."""
+    for of in (c := stepped(foreach=False), c.optimize()):
+        assert found(NOT_FUSED, of)
+        assert not found(SHARE, of)
+    assert found(SHARE, stepped(fused=True))
+
+
 def test_the_share_of_a_fused_update_is_a_remark() -> None:
     for of in (c := stepped(fused=True), c.optimize()):
         (one,) = found(SHARE, of)
         assert one.severity == "low"
 
 
+@pytest.mark.usefixtures("both")
 def test_shares_of_the_update_say_of_which_program_they_are() -> None:
     v = momentum(rows=1).optimize()
     (one,) = found(SHARE, v)
@@ -163,6 +182,7 @@ def test_shares_of_the_update_say_of_which_program_they_are() -> None:
     assert re.search(r"the optimizer takes \d+ ?% of the optimised step", to_text(payload(v)))
 
 
+@pytest.mark.usefixtures("both")
 def test_what_is_left_of_the_update_is_what_its_modules_take() -> None:
     """Kernels of the update and kernels of the backward have the same names in their own traces."""
     v = momentum().optimize()
@@ -195,6 +215,7 @@ def test_a_program_without_an_update_has_neither() -> None:
     assert not found(SHARE, c)
 
 
+@pytest.mark.usefixtures("both")
 def test_a_pass_that_is_on_is_no_remedy() -> None:
     c = momentum(rows=1)
     (before,), (after,) = found(SHARE, c), found(SHARE, c.optimize())
@@ -242,6 +263,7 @@ def test_an_optimizer_of_many_small_tensors_is_named_for_what_the_host_launches(
     assert not found(NOT_FUSED, trained(fused=True))
 
 
+@pytest.mark.usefixtures("both")
 def test_the_share_of_an_update_is_first_mended_by_a_fused_optimizer() -> None:
     """Also where passes are on."""
     c = stepped(foreach=False)

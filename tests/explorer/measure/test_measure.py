@@ -19,6 +19,7 @@ from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import _order, measure
 from tracefuse.measure.timing import (
     CONFIDENCE,
+    FEWEST,
     MIN_ROUNDS,
     RATIO_CONFIDENCE,
     Estimate,
@@ -338,7 +339,8 @@ def test_few_samples_say_how_little_they_cover(n: int, coverage: float) -> None:
     found = estimate(list(range(n)))
     assert (found.low, found.high, found.coverage) == (0, n - 1, coverage)
     assert ("sample" in str(found)) == (n < MIN_ROUNDS)
-    assert ("one sample" in str(found)) == (n == 1) == ("[" not in str(found))
+    assert ("one sample" in str(found)) == (n == 1)
+    assert ("[" not in str(found)) == (n < FEWEST)  # two of them cover half
 
 
 def test_no_samples_are_no_estimate() -> None:
@@ -383,6 +385,7 @@ def test_the_ratios_interval_covers_one_for_equal_programs_as_often_as_it_says(r
         (1.002, 1.008, 8, "no difference seen"),
         (0.9, 1.02, 8, "no difference seen: the noise hides up to 10%"),
         (0.99, 1.2, 8, "no difference seen: the noise hides up to 20%"),
+        (0.9, 36.5, 8, "no difference seen: too noisy to say"),
         (0.8, 0.9, 7, "too few rounds to say (7 of 8)"),
     ],
 )

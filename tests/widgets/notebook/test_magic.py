@@ -38,6 +38,20 @@ def test_a_cell_that_trains_for_several_steps_shows_one_of_them(kernel: Kernel) 
     assert kernel.value("many.trace.outputs[0].of, sorted(many.optimizers)") == "('aim', ['sgd'])"
 
 
+def test_the_step_that_a_cell_shows_can_be_chosen(kernel: Kernel) -> None:
+    """As `tracefuse train.py --step N` chooses it; the cell itself runs as it is, and its value is displayed."""
+    kernel.run("net = torch.nn.Linear(4, 2); optimizer = torch.optim.SGD(net.parameters(), lr=0.1)")
+    loop = "losses = []\nfor _ in range(4):\n    optimizer.zero_grad(); loss = net(x.detach()).sum(); loss.backward()"
+    loop += "\n    optimizer.step(); losses.append(loss.item())\nlen(losses)"
+    reply = kernel.run(f"{QUICK} --step 2 -o c\n{loop}")
+    assert reply.status == "ok", reply.error
+    assert kernel.value("c.steps.captured, len(losses)") == "(2, 4)"
+    late = kernel.run(f"{QUICK} --step 9 -o late\n{loop}")
+    assert late.status == "ok", late.error
+    assert "the run ended after" in late.text
+    assert kernel.value("len(losses)") == "4"
+
+
 def test_a_semicolon_suppresses_the_value_but_not_the_view(kernel: Kernel) -> None:
     reply = kernel.run(f"{QUICK}\nx.cos().sum();")
     assert (reply.value, reply.shows_view) == (None, True)
@@ -205,7 +219,19 @@ def test_help_and_lsmagic(kernel: Kernel) -> None:
     assert "--remat" in kernel.value("get_ipython().find_cell_magic('tracefuse').__doc__")
 
 
-@pytest.mark.parametrize("line", ["--remat heavy", "--no-such-flag", "-o 2x", "-o class", "--remat 2", "-o a stray"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--remat heavy",
+        "--no-such-flag",
+        "-o 2x",
+        "-o class",
+        "--remat 2",
+        "-o a stray",
+        "--step 0",
+        "--step 2 --train-all",
+    ],
+)
 def test_bad_arguments_are_usage_errors_and_run_nothing(kernel: Kernel, line: str) -> None:
     kernel.run("ran = False")
     reply = kernel.run(f"%%tracefuse {line}\nran = True")

@@ -263,3 +263,23 @@ def test_where_launches_bind_the_worth_of_an_action_is_in_launches() -> None:
             assert action["worth"] == f"{len(finding['values']):,} of {ops:,} launches"
             count += 1
     assert count
+
+
+def test_whose_times_a_model_has_is_said_once_of_all_findings() -> None:
+    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    v = tracefuse.capture(lambda: model(*data).backward()).optimize()
+    assert len(v.findings()) > 1
+    assert str(v.findings()).count("not of the CPU that it ran on") == 1
+    told = to_text(payload(v)).partition("kernels: ")[2].partition("\n\n")[2]
+    assert "a step, " in told
+    assert "not of the CPU that it ran on" not in told
+
+
+def test_what_passes_mend_is_told_so_beside_its_severity() -> None:
+    """A grave finding that is mended stands below a lesser one that is not."""
+    model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16), batch(61, 2, 12)
+    v = tracefuse.capture(lambda: model(*data).backward()).optimize()
+    mended = [one for one in v.findings() if one.is_mended]
+    assert mended
+    for text in (str(v.findings()), to_text(payload(v))):
+        assert all(f"{one.severity}, mended: {one.title}" in text for one in mended)

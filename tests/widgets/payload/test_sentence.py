@@ -260,6 +260,7 @@ def test_a_planted_loop_leads_whether_fuse_is_on_or_off() -> None:
         ("part of 1.41 µs of 21 µs a step, 6 % (modelled: roofline)", "part of 1.41 µs, 6 %"),
         ("64 KiB of a static peak of 4.993 MiB, 1 %; 0.0383 µs a step (modelled)", "64 KiB, 1 %"),
         ("a wait in every step", "a wait in every step"),
+        ("nothing on a CPU; on a GPU the host would wait", "nothing on a CPU"),
     ],
 )
 def test_an_action_says_its_worth_in_short(worth: str, shown: str) -> None:

@@ -4,7 +4,7 @@ import { formatTime, h, plural } from "../parts/dom.js";
 import { letter, shortOp } from "./text.js";
 
 export const MAP_WIDTH = 64;
-const SHOWN_KEYS = 14;
+const SHOWN_KEYS = 10;
 const HUES = 8;
 const LABEL =
   "Graph of the trace. Down and up follow the edges, left and right lead to neighbours and twins, Enter opens and closes a module, Shift with arrows moves the view, plus, minus and 0 zoom.";
@@ -81,7 +81,7 @@ export class GraphFrame {
       const title = `${key}: ${plural(count, "launch", "launches")}${us ? `, ${formatTime(us)} in all` : ""}`;
       const swatch = h("i", { class: "tf-graph-swatch" }, letter(at));
       swatch.style.background = `var(--tf-graph-${at % HUES})`;
-      return h("li", { title }, swatch, shortOp(key), h("small", null, `×${count}`));
+      return h("li", { title }, swatch, h("span", null, shortOp(key)), h("small", null, `×${count}`));
     });
     const rest = all.length - SHOWN_KEYS;
     this.legend.replaceChildren(...items, ...(rest > 0 ? [h("li", null, `+${rest} more`)] : []), h("li", null, "◆ saved for the backward"));

@@ -1,8 +1,8 @@
 // The Layers tab: for each module the time of its own ops, forward and backward, and which module to look at first.
 
-import { figure, formatBytes, h } from "../parts/dom.js";
+import { formatBytes, h } from "../parts/dom.js";
 import { buildTree } from "../parts/modules.js";
-import { percent, unitOf } from "../parts/widgets.js";
+import { inUnit, percent, unitOf } from "../parts/widgets.js";
 import { answer, expected, folded, isIn, isOutOfLine, layersOf, parts, sorted, stepTime, WORK } from "./rows.js";
 
 /** @typedef {import("./rows.js").Layer} Layer @typedef {import("./rows.js").Column} Column */
@@ -86,7 +86,7 @@ export class LayersPanel {
 
   /** @param {Layer} layer @param {{ unit: { name: string, us: number }, total: number, scale: number, hasRatios: boolean }} table */
   row(layer, { unit, total, scale, hasRatios }) {
-    const text = (/** @type {number} */ us) => (us > 0 ? figure(us / unit.us) : "–");
+    const text = (/** @type {number} */ us) => (us > 0 ? inUnit(us, unit) : "–");
     const [before, after] = [stepTime(layer, 0), stepTime(layer)];
     const [forward, backward] = [layer.forward[1], layer.backward[1]];
     const cells = /** @type {Record<Column, (Node | string | number | false)[]>} */ ({

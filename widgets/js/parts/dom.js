@@ -77,7 +77,7 @@ export function bounds({ low, high, coverage, samples }, format) {
 }
 
 /** "12.3 µs", "1.25 ms". @param {number} us */
-export const formatTime = (us) => (us >= 1000 ? `${figure(us / 1000)} ms` : `${figure(us)} µs`);
+export const formatTime = (us) => (us > 0 && us < 1e-3 ? "<1 ns" : us >= 1000 ? `${figure(us / 1000)} ms` : `${figure(us)} µs`);
 
 /** @param {number} seconds */
 export function formatSeconds(seconds) {

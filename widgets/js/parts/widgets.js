@@ -1,6 +1,6 @@
 // Buttons, badges and figures that several panels show alike.
 
-import { bounds, h, plain } from "./dom.js";
+import { bounds, figure, h, plain } from "./dom.js";
 import { time } from "./modules.js";
 
 export const NEEDS_KERNEL = "there is no kernel behind this view: run it in a notebook";
@@ -55,6 +55,11 @@ export function codeOf({ code, fix }) {
 export function unitOf(total) {
   const us = Math.max(time(total, 0), time(total));
   return us >= 1000 ? { name: "ms", us: 1000 } : us >= 1 || us === 0 ? { name: "µs", us: 1 } : { name: "ns", us: 1e-3 };
+}
+
+/** A time as a figure in the unit of its table; below a nanosecond no model tells times apart. @param {number} us @param {{ us: number }} unit */
+export function inUnit(us, unit) {
+  return us > 0 && us < 1e-3 && unit.us <= 1 ? `<${1e-3 / unit.us}` : figure(us / unit.us);
 }
 
 /** A share with as many digits as can be told apart: "12 %", "1.2 %". @param {number} part @param {number} whole */

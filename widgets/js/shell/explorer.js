@@ -242,8 +242,9 @@ export class Explorer {
 
   drawSelection() {
     this.trail.visit(this.view.selected);
-    this.panels.get(this.tab)?.mark(this.view);
+    // First the details: what they leave of the panel is where it shows the selection.
     this.drawDetails();
+    this.panels.get(this.tab)?.mark(this.view);
   }
 
   /** Replace a panel and keep the keyboard where it was, or in the panel where that is gone. @param {HTMLElement} slot @param {...HTMLElement} content */

@@ -7,7 +7,8 @@ import { decisionsOn, passWork } from "../passes/decisions.js";
 import { frozen, frozenBy, hasGradient, parameterOf, pinned, pinOf } from "../passes/pins.js";
 
 const SHOWN = 12;
-const HINT = "Click a value, or walk with ↑ ↓, to see who reads it and what was decided about it. A pass on the left shows here what it did.";
+const HINT = "Click a value, or walk with ↑ ↓, to see what is known of it.";
+const OF_PASS = " A pass on the left shows here what it did.";
 const NOT_HELD = "this saved page holds no such choice: run it in a notebook";
 
 /** @param {View} view @param {boolean} showsPass of a pass and a value, which one @param {Open} open @param {Act} act */
@@ -20,7 +21,7 @@ export function details(view, showsPass, open, act) {
   const empty = { ...attributes, class: "tf-details tf-empty" };
   if (work && (showsPass || !value)) return h("div", empty, passWork(work, view, act));
   const stepped = inStep(view);
-  if (!selected) return h("div", empty, why(HINT));
+  if (!selected) return h("div", { ...empty, class: "tf-details tf-empty tf-hint" }, h("span", { class: "tf-note" }, HINT, h("span", null, OF_PASS)));
   if (!value) return h("div", attributes, h("div", { class: "tf-facts" }, h("b", { class: "tf-name" }, selected), clear(pass, act)), ...stepped, why(`${selected} is in neither trace with these passes${stepped.length > 0 ? ": another pass made it, or took it away" : ""}.`));
   return h(
     "div",

@@ -5,6 +5,7 @@ import { chip, codeOf, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widge
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
 const SHOWN_VALUES = 12;
+const LAUNCHING = "Launching takes longer here than running: what counts is how many ops a fix spares.";
 /** @type {Record<string, string>} */
 const MOODS = { faster: "better", slower: "worse" };
 
@@ -32,7 +33,8 @@ export class FindingsPanel {
     this.live = live;
     const focused = this.element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : undefined;
     const { findings } = payload;
-    this.element.replaceChildren(...(findings.length > 0 ? findings.map((one) => this.card(one)) : nothing(payload.looked_for)), ...this.small(payload));
+    const isLaunched = payload.clock?.launch_us && findings.length > 0;
+    this.element.replaceChildren(...(isLaunched ? [h("p", { class: "tf-note", "data-testid": "tf-bound" }, LAUNCHING)] : []), ...(findings.length > 0 ? findings.map((one) => this.card(one)) : nothing(payload.looked_for)), ...this.small(payload));
     if (focused) find(this.element, focused)?.focus({ preventScroll: true });
   }
 
@@ -45,11 +47,17 @@ export class FindingsPanel {
     return [details];
   }
 
-  /** Where the host launches ops for longer than they run, their time tells little. @param {Finding} one */
+  /** Where the host launches ops for longer than they run, it is their number that tells. @param {Finding} one */
   launched({ values }) {
     const { clock, summary } = /** @type {Payload} */ (this.payload);
     if (!clock?.launch_us || values.length === 0) return null;
-    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${plural(values.length, "op")} of the ${summary.ops[0].toLocaleString("en")} as captured. Launching takes longer here than running: what counts is how many ops a fix spares.`);
+    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${plural(values.length, "op")} of the ${summary.ops[0].toLocaleString("en")} as captured`);
+  }
+
+  /** Without what models, which is said in the head, once for all. @param {string} text */
+  brief(text) {
+    const before = this.payload?.times?.before ?? "";
+    return before.startsWith("modelled: ") ? text.replaceAll(before, "modelled") : text;
   }
 
   /** @param {Finding} one */
@@ -63,9 +71,9 @@ export class FindingsPanel {
       one.source && h("p", null, h("span", { class: "tf-label" }, "line "), h("code", { class: "tf-source" }, one.source)),
       one.bars.length > 0 && bars(one.bars),
       one.fix && h("div", { class: "tf-block" }, copyButton(codeOf(one), "tf-copy"), h("pre", { tabindex: "0", "aria-label": "fix" }, one.fix)),
-      one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), kindMark(one.kind), " ", one.worth),
+      one.worth && h("p", null, h("span", { class: "tf-label" }, "worth "), kindMark(one.kind), " ", this.brief(one.worth).replace(` (${one.kind})`, "")),
       this.launched(one),
-      one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), one.mended),
+      one.mended && h("p", null, h("span", { class: "tf-label" }, "passes "), this.brief(one.mended)),
       ...one.trials.map((trial, choice) => this.trial(one, trial, choice)),
       h("div", { class: "tf-finding-foot" }, this.tryIt(one), h("span", { class: "tf-chips" }, one.values.slice(0, SHOWN_VALUES).map((name) => chip(name, this.act)), more > 0 && `+${more}`)),
     );

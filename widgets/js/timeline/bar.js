@@ -29,9 +29,11 @@ export function origin({ timeline, payload, live }, isMeasured, choose) {
   const scaled = timeline?.programs.some(({ config }) => payload.clock.replays[config]) ? ", scaled to the measured step" : "";
   const times = (before === after ? before : `${before}; ${after}`).replace(/^modelled: /, "");
   const remedy = payload.blocked ?? (live ? "Press Measure for a timeline." : "Run it in a notebook and press Measure for a timeline.");
-  const said = isMeasured ? `${timeline?.provenance}${scaled}` : `${times}; ops end to end.${timeline ? "" : ` ${remedy}`}`;
+  const all = isMeasured ? `${timeline?.provenance}${scaled}` : `${times}; ops end to end.${timeline ? "" : ` ${remedy}`}`;
+  // What models is said in the list of times.
+  const said = !isMeasured && isModelled && before === after ? all.slice(times.length + 2) : all;
   const badge = isMeasured ? [] : [h("span", { class: "tf-badge" }, isModelled ? "modelled" : after.startsWith("predicted") ? "predicted" : "end to end")];
-  return [...badge, h("span", { class: "tf-note tf-timeline-said", "data-testid": "tf-timeline-said", title: said }, said), ...(timeline ? [sources(isMeasured, choose)] : [])];
+  return [...badge, h("span", { class: "tf-note tf-timeline-said", "data-testid": "tf-timeline-said", title: all }, said), ...(timeline ? [sources(isMeasured, choose)] : [])];
 }
 
 /** @param {boolean} isMeasured @param {(wantsModelled: boolean) => void} choose */

@@ -94,7 +94,8 @@ export class TreePanel {
     const { clock, no_verdict: reason } = view.payload;
     this.slowest = reason ? null : slowestBackward(tree, this.state.options.fold);
     const { slowest } = this;
-    const said = `${clock.kinds[1]} ${clock.kinds[1] === "measured" ? "on" : "for"} ${clock.device}`;
+    const [, kind] = clock.kinds;
+    const said = kind === "modelled" ? kind : `${kind} ${kind === "measured" ? "on" : "for"} ${clock.device}`;
     const parts = [h("span", { class: "tf-note", title: clock.provenance.join("; before: "), "data-testid": "tf-tree-clock" }, said)];
     if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
     if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of the step.`));

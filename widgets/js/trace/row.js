@@ -2,7 +2,7 @@
 
 import { figure, formatBytes, h } from "../parts/dom.js";
 import { spread, time } from "../parts/modules.js";
-import { percent } from "../parts/widgets.js";
+import { inUnit, percent } from "../parts/widgets.js";
 
 /** @typedef {import("../parts/modules.js").Branch} Branch */
 
@@ -106,7 +106,7 @@ function timesBadge({ key, layers }, { state }) {
 function noteText({ layers, members, shown }, { unit }) {
   if (layers.length === 0) return `times of one: ${shown.path}, of ${members.length} identical`;
   const { median, slowest } = spread(layers);
-  const text = (/** @type {number} */ us) => `${figure(us / unit.us)} ${unit.name}`;
+  const text = (/** @type {number} */ us) => `${inUnit(us, unit)} ${unit.name}`;
   const isEven = time(slowest.sums) <= 1.005 * median;
   return isEven ? `each layer ${text(median)}` : `each layer: median ${text(median)}, slowest ${slowest.path} ${text(time(slowest.sums))}`;
 }
@@ -128,14 +128,14 @@ function timeCell([before, after], { tree, unit }, mark, isPredicted) {
   const { forward, backward, update } = tree.total;
   const scale = Math.max(...forward, ...backward, ...update);
   const width = (/** @type {number} */ part) => `width: ${Math.min(100, (100 * part) / scale)}%`;
-  const change = before === after ? "" : `before ${figure(before / unit.us)} ${unit.name}`;
+  const change = before === after ? "" : `before ${inUnit(before, unit)} ${unit.name}`;
   return h(
     "span",
     { role: "gridcell", class: "tf-tree-time", title: [MARKS[mark], change, isPredicted && "predicted"].filter(Boolean).join("; ") || null },
     after > 0 && h("i", { class: `tf-tree-fill${isPredicted ? " tf-hatched" : ""}`, style: width(after) }),
     before > 0 && h("i", { class: "tf-tree-ghost", style: width(before) }),
     mark && h("em", { role: "img", "aria-label": MARKS[mark] }, mark),
-    h("span", null, after > 0 ? figure(after / unit.us) : before > 0 ? "–" : ""),
+    h("span", null, after > 0 ? inUnit(after, unit) : before > 0 ? "–" : ""),
   );
 }
 
@@ -174,7 +174,7 @@ function pairRow({ left, right, level }, attributes, context) {
 /** @param {import("./rows.js").UnusedRow} row @param {Record<string, any>} attributes @param {Context} context */
 function unusedRow({ op, level }, attributes, { unit, provenance, hasUpdate }) {
   const name = op.op.replace(/^aten\.(\w+).*$/, "$1");
-  const time = (/** @type {string} */ phase) => h("span", { role: "gridcell", class: "tf-tree-time" }, op.phase === phase ? h("span", null, `≡ ${figure(op.time_us / unit.us)}`) : "");
+  const time = (/** @type {string} */ phase) => h("span", { role: "gridcell", class: "tf-tree-time" }, op.phase === phase ? h("span", null, `≡ ${inUnit(op.time_us, unit)}`) : "");
   return h(
     "div",
     { ...attributes, title: `${op.op}: computed, never used, so no part of the trace and of no sum\n${figure(op.time_us)} µs (${provenance}), writes ${formatBytes(op.nbytes)}`, "data-testid": "tf-tree-unused" },

@@ -45,7 +45,7 @@ function apply(finding, config, act) {
 function card(action, id, number, act) {
   const { title, worth, key, kind, by } = action;
   const told = `${by.length > 0 ? `${by.join(" and ")} mends this already: ` : ""}${title}: ${worth}${kind && `, ${kind}`}`;
-  return h("button", { class: `tf-action-card${by.length > 0 ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, by.length > 0 ? `✓ ${by.join(" ")}` : number), h("span", null, title), worthOf(action));
+  return h("button", { class: `tf-action-card${by.length > 0 ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, by.length > 0 ? `✓ ${by.join(" ")}` : number), h("span", null, title, worthOf(action)));
 }
 
 /** @param {Action} action */

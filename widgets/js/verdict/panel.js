@@ -122,6 +122,7 @@ function lines(payload) {
     ...(steps ? [h("span", { class: "tf-note tf-steps", title: steps.each, "data-testid": "tf-steps" }, steps.said)] : []),
     ...(record ? [h("span", { class: "tf-note", "data-testid": "tf-record" }, record)] : []),
     ...(own ? [h("span", { class: "tf-note", title: payload.timing?.provenance, "data-testid": "tf-own-time" }, own)] : []),
-    h("span", { class: "tf-note" }, `Times ${clock.provenance[1]}.`),
+    // Of a model the list beside it says so.
+    ...(clock.kinds[1] === "modelled" ? [] : [h("span", { class: "tf-note" }, `Times ${clock.provenance[1]}.`)]),
   ];
 }

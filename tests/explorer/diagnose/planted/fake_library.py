@@ -73,3 +73,10 @@ def masked(scores: Tensor, attention_mask: Tensor) -> Tensor:
 
 def scaled(scores: Tensor, scale: Tensor) -> Tensor:
     return scores * scale.item()
+
+
+def shifted(x: Tensor) -> Tensor:
+    """Two lines that make a tensor of Python's numbers each."""
+    scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    shift = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    return x * scale + shift
