@@ -160,8 +160,9 @@ def test_the_magic_and_the_demo_measure_equally_long() -> None:
 
 def test_the_magic_has_options_of_its_own() -> None:
     default = {"output": None, "measure": True, "html": None, "train_all": False, "budget_s": 5.0, "cuda_graph": False}
-    default |= {"tune": False, "peer": (), "target": None}
+    default |= {"tune": False, "peer": (), "target": None, "step": None}
     assert values(tracefuse(""), MAGIC_OPTIONS) == default
+    assert values(tracefuse("--step 2"), MAGIC_OPTIONS) == {**default, "step": 2}
     assert values(tracefuse("-o run --no-measure"), MAGIC_OPTIONS) == {**default, "output": "run", "measure": False}
     assert values(tracefuse("--html page.html"), MAGIC_OPTIONS) == {**default, "html": "page.html"}
     assert values(tracefuse("--train-all"), MAGIC_OPTIONS) == {**default, "train_all": True}
