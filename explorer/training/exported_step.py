@@ -99,10 +99,14 @@ class TrainingStep:
         return found
 
     def find_parameters(self, tensors):
-        """Find the parameters, and whether each is trained: as captured, else as it is when it is found first."""
-        kinds = KINDS | {name: kind for name, _, kind, *_ in UPDATED}
+        """Find the parameters that an optimizer has or whose gradients the update reads, and whether each is trained: as
+        captured, else as it is when it is found first. Of others, such as a critic's or a teacher's, it changes nothing."""
+        kinds, called = KINDS | {name: kind for name, _, kind, *_ in UPDATED}, sources()
+        owned = {id(one) for groups in self.groups for group in groups for one in group["params"]}
+        read = {source for _, source, kind, *_ in UPDATED if kind == "gradient"}
         watched = [name for name, kind in kinds.items() if kind == "parameter" and name not in FROZEN]
-        self.parameters = {name: tensors[name] for name in watched if name in tensors}
+        there = {name: tensors[name] for name in watched if name in tensors}
+        self.parameters = {name: one for name, one in there.items() if id(one) in owned or called[name] in read}
         for name, one in self.parameters.items():
             is_trained = name not in MAY_BE_FROZEN and isinstance(one, torch.nn.Parameter)
             self.trains.setdefault(name, is_trained or one.requires_grad)
@@ -170,7 +174,7 @@ class TrainingStep:
     def tell_schedules(self):
         """Warn, at the second call, of learning rates that changed from step to step when this was captured, and stay now."""
         now = [self.groups[optimizer][at]["lr"] for optimizer, at in SCHEDULED]
-        now = [rate._version if isinstance(rate, torch.Tensor) else rate for rate in now]
+        now = [(rate, rate._version) if isinstance(rate, torch.Tensor) else rate for rate in now]  # another, or written to
         before, self.rates_before = self.rates_before, now
         if before is None:
             return
@@ -263,9 +267,9 @@ def sources():
 
 
 def entries_of(optimizers):
-    """All that the optimizers keep for their parameters, in order."""
-    kept = [entries for one in optimizers for entries in one.state.values()]
-    return [one for entries in kept for one in (entries.values() if isinstance(entries, dict) else (entries,))]
+    """All that the optimizers keep for their parameters, in order; not what else a program notes in their state."""
+    kept = [entries for one in optimizers for entries in one.state.values() if isinstance(entries, dict)]
+    return [one for entries in kept for one in entries.values()]
 
 
 def are_same(some, others):
