@@ -173,10 +173,9 @@ class TrainingStep:
 
     def tell_schedules(self):
         """Warn, at the second call, of learning rates that changed from step to step when this was captured, and stay now."""
-        now = [self.groups[optimizer][at]["lr"] for optimizer, at in SCHEDULED]
-        now = [
-            (rate, rate._version) if isinstance(rate, torch.Tensor) else rate for rate in now
-        ]  # another, or written to
+        rates = [self.groups[optimizer][at]["lr"] for optimizer, at in SCHEDULED]
+        # A tensor is another one, or was written to.
+        now = [(rate, rate._version) if isinstance(rate, torch.Tensor) else rate for rate in rates]
         before, self.rates_before = self.rates_before, now
         if before is None:
             return
