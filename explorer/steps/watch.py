@@ -310,6 +310,7 @@ class StepWatch:
             None if captured is None else captured.unsure,
             self._other_weights,
             None if captured is None or self._is_followed(captured) else self._before_differs,
+            captured is not None and self._block is None and self._is_part(captured),
         )
 
     def _step(self, number: int, first: int, end: int) -> Step:
