@@ -57,7 +57,7 @@ from tracefuse.timeline.replayed import Timeline
 from tracefuse.timeline.replayed import timeline as profiled_timeline
 from tracefuse.training.exported_step import tell
 from tracefuse.training.live import training_step
-from tracefuse.training.refusals import check_step, not_compared
+from tracefuse.training.refusals import check_step, not_compared, otherwise
 from tracefuse.training.source import step_source
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Variant(Passed):
             source, update = self._step_source(progress), self.followed_update
             assert update is not None
             self._steps[cuda_graph] = training_step(self.followed, update, source, cuda_graph)
-            if said := not_compared(self.capture.steps):
+            for said in filter(None, [not_compared(self.capture.steps), *otherwise(self.program, self.capture.steps)]):
                 tell(said, 3)
         return self._steps[cuda_graph]
 

@@ -80,7 +80,7 @@ class Carried:
     one, in the line `source`: the step made it, or read it elsewhere, or the program gave the first one up. `of_one` says
     whether that is a single number, `adds` whether it is computed from what was there before. Of a buffer that nothing was
     seen to read (`is_put`) it is the line that made it, and so it is of one that Python makes of a number (`is_number`), which
-    may be another in each step. Of data that the update alone reads (`is_data`) it is the line that reads it."""
+    may be another in each step. Of data (`is_data`) it is the line of the update that alone reads it, or that writes to it."""
 
     name: str
     source: Source | None
@@ -305,7 +305,7 @@ def captured_program(
         verify(update.trace)
         own = Inputs(_given(update, inputs), _given(update, live_externals), read.rng_states)
         names = _names_of(update, externals)
-        of_steps = _names_of(joint, externals) | names if assembly.in_rounds else names
+        of_steps = _names_of(joint, externals) | names
         steps = _stepped(recording, of_steps, made.optimizers)
         slots = _slots(recorder, names)
         made = with_update(made, update.trace, lambda: own, replayed, steps, slots)
@@ -339,6 +339,9 @@ def _carried(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, st
         adds = there.base in _computed_from({value.base}, recording.calls)
         yield Carried(found, source or _stored(recorder, value), math.prod(there.shape) == 1, adds)
     for value in recording.others - recording.carried.keys():
+        if value in recording.snapshots and value in names[0] and _is_data(value, roles, names):
+            writer = next((call.origin.source for call in recording.calls if value in _bases(call.writes())), None)
+            yield Carried(names[0][value], writer, math.prod(value.shape) == 1, adds=True, is_data=True)
         late = next((known[value] for known in names[1:] if value in known), "")
         if late and value not in names[0] and roles.sources.get(value, ("", ""))[0] == "input":
             yield Carried(late, _reader(recording, value), math.prod(value.shape) == 1, adds=False, is_data=True)
@@ -349,6 +352,10 @@ def _carried(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, st
         made_by = [call for call in recording.calls if value in call.out_values()]
         if value.base in computed and made_by:
             yield Carried(path, made_by[-1].origin.source, math.prod(value.shape) == 1, adds=False, is_put=True)
+
+
+def _bases(values: Iterable[Value]) -> set[Value]:
+    return {value.base for value in values}
 
 
 def _is_data(value: Value, roles: Roles, names: Sequence[Mapping[Value, str]]) -> bool:

@@ -43,6 +43,13 @@ GROWING, SHRUNK = "growing graph", "growing graph without"
 """What the environment calls the line of such a sum or list, and what to write there instead."""
 
 
+NOT_DONE = "and a compiled step does not do that"
+"""What is said of a tensor that is given other memory."""
+
+DRAWS_OTHERS = "what is compiled or exported draws from torch's default generator"
+"""What is said of a generator of the program's own."""
+
+
 @dataclass(frozen=True)
 class Dropped:
     """One op: its name, where it comes from, the bytes that it wrote, and its time by a roofline. Autograd's have its node in
@@ -90,7 +97,7 @@ def _given_elsewhere(calls: Iterable[Call]) -> tuple[str, ...]:
         if source is not None and (given := gives_memory(source.text)) and does_work(alone(call)):
             found[source] = given
     return tuple(
-        f"`{given.written}` gives a tensor other memory{where(source)}, and a compiled step does not do that: {given.instead}."
+        f"`{given.written}` gives a tensor other memory{where(source)}, {NOT_DONE}: {given.instead}."
         for source, given in found.items()
     )
 
@@ -129,7 +136,7 @@ def own_generators(recording: Recording, traces: Iterable[Trace]) -> tuple[str, 
     others = f", and in {counted(len(lines) - 1, 'more line')}" if len(lines) > 1 else ""
     return (
         f"A generator of the program's own draws{next(iter(lines))}{others}: "
-        "a replay has the same numbers; what is compiled or exported draws from torch's default generator, and gets others. "
+        f"a replay has the same numbers; {DRAWS_OTHERS}, and gets others. "
         "Pass what is drawn to the step, or draw it from the default generator.",
     )
 

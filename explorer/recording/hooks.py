@@ -450,5 +450,27 @@ class LengthsHook(Attached[None]):
             torch.ctc_loss = cls._ctc_loss
 
 
+class CompiledHook(Attached[None]):
+    """Lets what `torch.compile` has compiled run as it is written, and be compiled afterwards.
+
+    In a dispatch mode dynamo compiles nothing, and for good: a function that is called for the first time there is never
+    compiled later, and one with `fullgraph=True` raises, there and ever after. With this stance it is not asked. Who has
+    not imported dynamo has compiled nothing. Seen on torch 2.11 to 2.15: `convert_frame.py`, `_set_stance`.
+    """
+
+    _own: ClassVar[Any] = None
+
+    @classmethod
+    def _put_on(cls) -> None:
+        if "torch._dynamo.eval_frame" in sys.modules:
+            cls._own = torch.compiler.set_stance("force_eager")
+
+    @classmethod
+    def _take_off(cls) -> None:
+        if cls._own is not None:
+            stance, cls._own = cls._own, None
+            stance.__exit__(None, None, None)
+
+
 def _on_device_of(tensor: torch.Tensor, argument: Any) -> Any:
     return argument.to(tensor.device) if isinstance(argument, torch.Tensor) else argument

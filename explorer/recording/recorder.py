@@ -41,7 +41,7 @@ from tracefuse.optimizers.origins import Origin
 from tracefuse.recording.calls import Call, Recording, Value, is_in_engine, map_tensors, node_of
 from tracefuse.recording.frames import is_loading, loop_line, tell_user, user_source
 from tracefuse.recording.garbage import SetAside
-from tracefuse.recording.hooks import BackwardHook, LaunchHook, LengthsHook, ModuleStack, kernel_name
+from tracefuse.recording.hooks import BackwardHook, CompiledHook, LaunchHook, LengthsHook, ModuleStack, kernel_name
 from tracefuse.recording.host_reads import HostRead, Listener, Methods, Stop, made_by_python, read_by
 from tracefuse.recording.memories import Identities, WeakMap, is_there
 from tracefuse.recording.namespace import Bindings
@@ -158,6 +158,7 @@ class Recorder(TorchDispatchMode, Listener):
             (LaunchHook.enter, LaunchHook.leave, self),
             (WaitHook.enter, WaitHook.leave),
             (LengthsHook.enter, LengthsHook.leave),
+            (CompiledHook.enter, CompiledHook.leave),
         ):
             enter(*arguments)
             self._hooks.callback(leave, *arguments)

@@ -102,6 +102,10 @@ class UpdateHooks:
             value, owner = value_of(tensor), None if parameter is None else value_of(parameter)
             if value is not None:
                 found.state[value] = key, owner
+        for (_, held), group in zip(found.groups, optimizer.param_groups, strict=False):
+            # A parameter may be read for the first time in the step itself.
+            known = set(held)
+            held += [value for one in group["params"] if (value := value_of(one)) is not None and value not in known]
         for at, group in enumerate(optimizer.param_groups):
             value = value_of(rate) if isinstance(rate := group.get("lr"), torch.Tensor) else None
             if value is not None:

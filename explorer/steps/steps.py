@@ -37,7 +37,8 @@ class Steps:
     updates of each, in order. Later steps read what the captured one has made in the lines `carried`; of a write in the line
     `unsure` nothing tells whether it ends one step or begins the next. In the line `other_weights` a later one, which runs the
     same ops, reads parameters that the captured one does not. Where that is the last, `before` is how the one before it
-    differs. `scheduled` are the updates of a step, by number, and the groups whose learning rate changes from step to step."""
+    differs. `scheduled` are the updates of a step, by number, and the groups whose learning rate changes from step to step.
+    `is_part`: what is shown has turned out to be some of the updates of a step, and no whole one was recorded since."""
 
     steps: tuple[Step, ...]
     captured: int | None
@@ -48,6 +49,7 @@ class Steps:
     other_weights: Source | None = None
     before: Difference | None = None
     scheduled: frozenset[tuple[int, int]] = frozenset()
+    is_part: bool = False
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -86,9 +88,10 @@ class Steps:
     @property
     def headline(self) -> str:
         """ "one step x 10, the third shown": what the view says."""
-        if len(self) == 1:
-            return "one step"
-        return f"one step × {len(self)}" + ("" if self.captured is None else f", step {self.captured} shown")
+        times = "one step" if len(self) == 1 else f"one step × {len(self)}"
+        if self.is_part:
+            return f"{times}, a part of it shown"
+        return times + ("" if self.captured is None or len(self) == 1 else f", step {self.captured} shown")
 
     def __str__(self) -> str:
         own = [step.seconds for step in self if step.seconds is not None and not step.is_watched]

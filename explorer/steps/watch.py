@@ -320,6 +320,7 @@ class StepWatch:
             self._other_weights,
             None if captured is None or self._is_followed(captured) else self._before_differs,
             frozenset() if shown not in spans else frozenset(self._scheduled(*shown)),
+            captured is not None and self._block is None and self._is_part(captured),
         )
 
     def _scheduled(self, first: int, end: int) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from tracefuse.assembly.cut import descendants
 from tracefuse.assembly.parts import is_unnamed
 from tracefuse.assembly.program import CapturedProgram, Carried, Stepped
 from tracefuse.assembly.refusals import where
+from tracefuse.assembly.unshown import DRAWS_OTHERS, NOT_DONE
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.lines.statements import gives_memory
@@ -23,6 +24,7 @@ from tracefuse.recording.calls import Guard
 from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
+from tracefuse.text import counted
 from tracefuse.training.batches import is_picking
 from tracefuse.training.host_numbers import followed_values
 from tracefuse.training.rates import is_rate, rate_of_nobody
@@ -34,6 +36,10 @@ YOURS = (
     "outside, make a tensor of it first (`torch.tensor(number)`), which the step then takes"
 )
 BATCH = "where it is a batch, let a `torch.utils.data.DataLoader` take it out of the data: its batches are inputs of the step"
+PUT = (
+    "write there by a tensor of positions, from a count that the step raises itself (`kept.index_copy_(dim, positions, new)`, "
+    "`count.add_(n)`)"
+)
 READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and compute with the tensor (`t.detach()`)"
 MADE = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
 
@@ -56,9 +62,13 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
         )
     _check_old_gradients(joint, update)
     _check_frozen(joint)
-    if said := first_of_optimizer(program.trace):
-        raise ExportError(said)
+    first = first_of_optimizer(program.trace)
+    if first and not _is_repeated(steps):
+        raise ExportError(first)
+    if steps is None or not_compared(steps):
+        _check_given(ran)
     if steps is not None:
+        _check_whole(steps)
         followed = joint.program.trace
         _check_varying(
             [one for one in steps.varying_later if not _is_batch(one, captured, followed)], joint, update, values
@@ -69,6 +79,12 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
         _check_state(steps, joint)
         _check_left(joint, update)
         _check_weights(steps)
+    if first:
+        raise ExportError(
+            f"the optimizer puts a new tensor in the place of {_made(program.trace)[0]} in each step, and a compiled step "
+            "writes only to tensors that stay: let it write to the one that is there (`state[…].copy_(new)`), or take another "
+            "one, such as `torch.optim.AdamW(…, fused=True)`."
+        )
     _check_read(joint, update, values)
     for part in (joint.program, update.program):
         if (node := rate_of_nobody(part, update.program.stepped)) is not None:
@@ -101,7 +117,7 @@ def never_compiled(program: CapturedProgram) -> str:
 
 def first_of_optimizer(update: Trace) -> str:
     """That this update makes the optimizer's state, with the remedy; "" of a later one, which changes it."""
-    made = [out.of for out in update.outputs if out.kind == "result" and " of " in out.of]
+    made = _made(update)
     if not made:
         return ""
     return (
@@ -109,6 +125,65 @@ def first_of_optimizer(update: Trace) -> str:
         "update is not theirs. Run the cell once more, or capture a later step, such as the third of a loop by "
         "`tracefuse.capture_step(n=3)`."
     )
+
+
+def _made(update: Trace) -> list[str]:
+    """What of the optimizer's state an update makes, and does not write to."""
+    return [out.of for out in update.outputs if out.kind == "result" and " of " in out.of]
+
+
+def _is_repeated(steps: Steps | None) -> bool:
+    """Whether the next step is known to run the same as the captured one, so that this is no first one."""
+    following = None if steps is None else steps.next_difference
+    return following is not None and not following.of_tensors
+
+
+def _check_whole(steps: Steps) -> None:
+    """What is shown are some updates of a step, which was not known before the others came."""
+    if steps.is_part:
+        updates = " then ".join(steps.optimizers)
+        raise ExportError(
+            f"what is shown is a part of a step, which is {counted(len(steps.optimizers), 'update')} ({updates}): that they "
+            "belong together was not known before the last of them came. Capture the third step of the loop "
+            "(`with tracefuse.capture_step(n=3):` around four of them)."
+        )
+
+
+def _check_given(ran: CapturedProgram) -> None:
+    """What is computed and then given to a tensor as its memory is in no trace. Where other steps were seen, what these read
+    tells whether it is needed."""
+    for said in ran.unrecorded:
+        if NOT_DONE in said:
+            raise ExportError(said)
+
+
+def otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
+    """What a compiled step does otherwise than the program, as far as the capture knows: it draws from no generator of the
+    program's own, asks no tensor for a truth, as `if torch.isfinite(loss):` does, and finds what it writes to where it was."""
+    yield from (said for said in ran.unrecorded if DRAWS_OTHERS in said)
+    inputs = {i.name for i in ran.trace.inputs if i.kind == "input" and not is_unnamed(i.name)}
+    written = [out.of for out in ran.trace.outputs if out.kind == "mutation" and out.of in inputs]
+    if written and not_compared(steps):
+        yield (
+            f"the step writes to {', '.join(written)}, and goes on with the captured tensor at each call, as with a state: "
+            "where it is data, make a new one of it in the step (`x = x - x.mean(0)`), which then takes it"
+        )
+    lines = list(dict.fromkeys(str(one.source) for one in ran.guards if _is_asked(one)))
+    if not lines:
+        return
+    others = f" and {counted(len(lines) - 1, 'more line')}" if len(lines) > 1 else ""
+    yield (
+        f"the program decides by what it reads of tensors in {lines[0]}{others}, and a compiled step decides nothing: it does "
+        "what the captured one did, whatever is read there. Where that may be another answer, ask outside of the step"
+    )
+
+
+def _is_asked(guard: Guard) -> bool:
+    """Whether the program decides by it: it is a truth, or a number in the condition of a block."""
+    if guard.source is None or guard.in_optimizer:
+        return False
+    text = guard.source.text.strip()
+    return isinstance(guard.value, bool) or (text.endswith(":") and text.startswith(("if ", "elif ", "while ")))
 
 
 def _check_old_gradients(joint: Optimised, update: Optimised) -> None:
@@ -144,11 +219,20 @@ def _check_varying(
     for one in varying:
         is_new = is_rate(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
         if not one.is_shape and not is_new and str(one.source or "") in lines:
-            yours = BATCH if is_picking(one.op) else _of_yours(one, joint.program.guards)
-            todo = remedy(one.argument, one.source, update.program.stepped) or yours
+            todo = remedy(one.argument, one.source, update.program.stepped, one.here) or _of_data(one, joint.program)
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
+
+
+def _of_data(one: Varying, program: CapturedProgram) -> str:
+    """What to do about a place that the program takes a part from or puts it to, or about a number of its own."""
+    if not is_picking(one.op):
+        return _of_yours(one, program.guards)
+    forward = (
+        node for node in program.trace.ops if not origin(node).autograd and line_of(node) == str(one.source or "")
+    )
+    return PUT if any("scatter" in packet_name(node) for node in forward) else BATCH
 
 
 def _of_yours(one: Varying, guards: Sequence[Guard]) -> str:
@@ -229,12 +313,19 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
     kinds = {i.name: i.kind for i in (*joint.program.trace.inputs, *update.program.trace.inputs)}
     sources = {i.name: i.source for i in (*joint.program.trace.inputs, *update.program.trace.inputs)}
     given = {i.name for i in joint.program.trace.inputs if i.kind == "input" and not is_unnamed(i.name)}
+    written = {out.of for out in joint.program.trace.outputs if out.kind == "mutation"}
     for one in joint.program.carried:
         if one.is_put:
             raise ExportError(
                 f"the step puts a new tensor in the place of the buffer {one.name}{where(one.source)}, which it does not "
                 "read, and a compiled step writes only to tensors that it reads: write to it (`with torch.no_grad(): "
                 "kept.copy_(new)`), or keep it as a plain attribute where nobody needs it."
+            )
+        if one.is_data and one.name in written:
+            raise ExportError(
+                f"the step writes to {one.name}{where(one.source)}, of which each step reads another tensor, and a compiled "
+                "step writes only to tensors that stay: let it make a new one (`x = x - x.mean(0)`), or write to it before "
+                "the step."
             )
         if one.is_data and one.name not in given:
             raise ExportError(
@@ -315,13 +406,17 @@ def _check_read(joint: Optimised, update: Optimised, values: Mapping[str, Set[fl
             )
 
 
-def remedy(argument: str, source: Source | None, steps: Sequence[Stepped]) -> str:
+def remedy(argument: str, source: Source | None, steps: Sequence[Stepped], number: object = None) -> str:
     """What to do about a number of the optimizer that stepped in that line; "" where none did."""
-    return " and ".join(dict.fromkeys(_of_optimizer(one, argument) for one in steps if one.source == source))
+    return " and ".join(dict.fromkeys(_of_optimizer(one, argument, number) for one in steps if one.source == source))
 
 
-def _of_optimizer(step: Stepped, argument: str) -> str:
+def _of_optimizer(step: Stepped, argument: str, number: object) -> str:
     options = set(_options(step))
+    if argument == "lr" and _is_fused_with_number(step):
+        return f"make {step.kind} without `fused=True`"
+    if (cycled := _momentum(step, number)) and not any(group.get("fused") for group in step.groups):
+        return f"keep {cycled} of {step.kind} as captured (a schedule's `cycle_momentum=False`)"
     if any(group.get("fused") for group in step.groups):
         return f"keep {argument or 'the options'} of {step.kind} as captured (a schedule's `cycle_momentum=False`)"
     if any(group.get("capturable") for group in step.groups):
@@ -335,9 +430,28 @@ def _of_optimizer(step: Stepped, argument: str) -> str:
 def remedy_of_rate(step: Stepped) -> str:
     """How to make the optimizer so that a compiled step follows its learning rate, where that is a number which the update
     computes with; "" where it can take it in no other way."""
+    if _is_fused_with_number(step):
+        return f"make {step.kind} without `fused=True`"
     options = set(_options(step))
     ways = {"fused": "with `fused=True`", "capturable": f"on a GPU {CAPTURABLE}"}
     return next((f"make {step.kind} {way}" for option, way in ways.items() if option in options), "")
+
+
+def _momentum(step: Stepped, number: object) -> str:
+    """The option that a number comes of which a schedule cycles beside the rate; "" of another one."""
+    for group in step.groups:
+        first = (group.get("betas") or (None,))[0]
+        if isinstance(first, float) and number in (first, 1 - first):
+            return "betas"
+        if group.get("momentum") and number == group["momentum"]:
+            return "momentum"
+    return ""
+
+
+def _is_fused_with_number(step: Stepped) -> bool:
+    """Whether its fused operator takes a number as its rate alone, as Adagrad's does."""
+    is_fused = any(group.get("fused") for group in step.groups)
+    return is_fused and not is_rate(f"aten._fused_{step.kind.lower()}_.default", "lr")
 
 
 def _options(step: Stepped) -> Iterator[str]:

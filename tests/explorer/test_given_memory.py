@@ -177,3 +177,20 @@ def test_an_average_that_a_compiled_step_cannot_follow_is_named(
         captured.optimize().compile()
     assert str(refused.value).startswith(f"{written} gives a tensor other memory")
     assert str(refused.value).endswith(remedy)
+
+
+@pytest.mark.parametrize("follow", [given_data, given_by_set])
+def test_so_it_is_where_only_one_step_was_seen(follow: Callable[[Tensor, Tensor], None]) -> None:
+    torch.manual_seed(0)
+    model, x, average = nn.Linear(4, 4), torch.randn(2, 4), torch.zeros(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(2):
+        with tracefuse.capture() as captured:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                follow(average, model.weight)
+    with pytest.raises(ExportError, match=r"gives a tensor other memory .* write `average\.copy_\(…\)`"):
+        captured.optimize().compile()

@@ -69,6 +69,31 @@ def test_a_compiled_module_inside_another() -> None:
     assert text.startswith("GELU: ")
 
 
+@pytest.mark.parametrize("is_whole", [False, True], ids=["", "fullgraph"])
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_what_a_capture_ran_as_it_is_written_is_compiled_afterwards(is_whole: bool, calls_before: int) -> None:
+    torch._dynamo.reset()
+    compiled: list[Any] = []
+
+    def backend(graph: Any, examples: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=is_whole)
+    def twice(x: Tensor) -> Tensor:
+        return torch.einsum("ij,jk->ik", x, x.t()).relu() * 2
+
+    for _ in range(calls_before):
+        twice(numbers())
+    assert len(compiled) == calls_before
+    captured = tracefuse.capture(twice, numbers())
+    assert "einsum" in captured.trace.code or "bmm" in captured.trace.code
+    assert len(compiled) == calls_before
+    twice(numbers())
+    assert len(compiled) == 1
+    torch._dynamo.reset()
+
+
 def in_a_loop(main: Any) -> Any:
     """What `main` returns: in a thread of its own, since a browser's tests leave a loop running on this one."""
     with ThreadPoolExecutor(1) as pool:

@@ -4,6 +4,7 @@ float64."""
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import re
 from collections.abc import Callable
@@ -584,3 +585,57 @@ def test_a_second_round_without_an_update_is_refused_at_the_line_of_the_loop() -
         c.optimize().compile()
     assert re.search(rf"\nIt is not compiled: {said}", repr(c))
     assert any(re.match(rf"It is not compiled: {said}", one) for one in remarks(c.optimize()))
+
+
+class CriticTwice:
+    """Two steps of a critic, one of a generator, all by one optimizer's class."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.generator, self.critic = nn.Linear(2, 4).double(), nn.Linear(4, 1).double()
+        self.of_generator = torch.optim.RMSprop(self.generator.parameters(), lr=0.01)
+        self.of_critic = torch.optim.RMSprop(self.critic.parameters(), lr=0.01)
+
+    def step(self, one: Tensor, other: Tensor, noise: Tensor) -> None:
+        for real in (one, other):
+            self.of_critic.zero_grad()
+            lost = self.critic(self.generator(noise).detach()).tanh().mean() - self.critic(real).tanh().mean()
+            lost.backward()
+            self.of_critic.step()
+        self.of_generator.zero_grad()
+        fooled = -self.critic(self.generator(noise)).tanh().mean()
+        fooled.backward()
+        self.of_generator.step()
+
+
+def reals_and_noise(steps: int) -> list[list[Tensor]]:
+    made = torch.Generator().manual_seed(3)
+    draw = functools.partial(torch.randn, generator=made, dtype=torch.float64)
+    return [[draw(5, 4), draw(5, 4), draw(5, 2)] for _ in range(steps)]
+
+
+def test_two_critics_steps_and_one_of_a_generator_are_one_step() -> None:
+    ours, eager, data = CriticTwice(), CriticTwice(), reals_and_noise(9)
+    with tracefuse.capture_step(n=3) as c:
+        for batch in data[:4]:
+            ours.step(*batch)
+    step = c.optimize().compile()
+    for one, other, noise in data[4:]:
+        step(one=one, other=other, noise=noise)
+    for batch in data:
+        eager.step(*batch)
+    for mine, theirs in ((ours.critic, eager.critic), (ours.generator, eager.generator)):
+        torch.testing.assert_close(mine.state_dict(), theirs.state_dict(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("way", ["a block", "the second step"])
+def test_a_part_of_such_a_step_is_shown_as_one_and_is_not_compiled(way: str) -> None:
+    ours, (first, second) = CriticTwice(), reals_and_noise(2)
+    ours.step(*first)
+    with tracefuse.capture() if way == "a block" else tracefuse.capture_step(n=2) as c:
+        ours.step(*second)
+    assert c.steps is not None
+    assert c.steps.headline == "one step, a part of it shown"
+    said = r"a part of a step, which is 3 updates \(RMSprop then RMSprop then RMSprop\).*capture_step\(n=3\)"
+    with pytest.raises(ExportError, match=said):
+        c.optimize().compile()

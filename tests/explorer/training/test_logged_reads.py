@@ -119,3 +119,55 @@ def test_a_backward_through_the_steps_before_is_told_where_to_cut() -> None:
     assert step.inputs == ("total",)
     opt.param_groups[0]["lr"] = 0.0
     assert step(torch.tensor(7.0)) - step(torch.tensor(2.0)) == pytest.approx(5.0)
+
+
+class Guarded(Loop):
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        loss = self.loss(x, y)
+        loss.backward()
+        if torch.isfinite(loss):
+            self.opt.step()
+
+
+class Compared(Loop):
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        loss = self.loss(x, y)
+        if loss.item() > 1e9:
+            loss = loss * 0.5
+        loss.backward()
+        self.opt.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"), [(Guarded, r"if torch\.isfinite\(loss\):"), (Compared, r"if loss\.item\(\) > 1e9:")]
+)
+def test_what_the_program_decides_by_tensors_is_told_and_holds_where_the_answer_is_the_same(
+    kind: type[Loop], line: str
+) -> None:
+    with pytest.warns(
+        UserWarning, match=rf"^the program decides by what it reads of tensors in .*{line}, and a compiled"
+    ):
+        check(kind)
+
+
+def test_of_what_is_logged_nothing_is_told(recwarn: pytest.WarningsRecorder) -> None:
+    check(Logged)
+    assert not [one for one in recwarn if "decides" in str(one.message)]
+
+
+class Noised(Loop):
+    """Draws from a generator of its own."""
+
+    def prepare(self) -> None:
+        self.own = torch.Generator().manual_seed(1)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().loss(x + 0.1 * torch.randn(x.shape, generator=self.own, dtype=x.dtype), y)
+
+
+def test_of_a_generator_of_the_programs_own_a_compiled_step_tells() -> None:
+    ours = Noised()
+    with pytest.warns(UserWarning, match=r"^A generator of the program's own draws \(.*torch\.randn\(x\.shape"):
+        captured(ours, data_of(4)).compile()

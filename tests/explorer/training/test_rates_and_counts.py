@@ -17,6 +17,7 @@ from torch import Tensor, optim
 from torch.optim import lr_scheduler
 from whole_step_loops import NEAR, Falling, FallingByHook, Loop, captured, check, data_of
 
+import tracefuse
 from tracefuse.errors import ExportError
 from tracefuse.training.formulas import OF_KIND
 
@@ -639,14 +640,81 @@ def test_a_rate_of_weights_that_are_written_before_is_followed() -> None:
     check(Decayed)
 
 
-def test_of_two_groups_of_one_rate_nothing_tells_which_is_written_before() -> None:
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_so_are_those_of_two_groups_that_are_scheduled_apart(kind: str, fused: bool) -> None:
     class Two(Decayed):
         def optimizer(self) -> optim.Optimizer:
             first, *others = self.model.parameters()
-            return optim.SGD([{"params": [first]}, {"params": others}], lr=0.1, fused=True)
+            return getattr(optim, kind)([{"params": [first]}, {"params": others}], lr=0.1, fused=fused)
 
-    loop = Two()
-    with pytest.raises(
-        ExportError, match=r"nothing tells whose learning rate .*let `optimizer.step\(\)` alone write to them"
-    ):
-        captured(loop, data_of(4)).compile()
+        def more(self) -> None:
+            self.schedule = lr_scheduler.LambdaLR(self.opt, [lambda at: 0.9**at, lambda at: 1 / (1 + at)])
+
+    check(Two)
+
+
+def test_so_they_are_behind_one_step_alone_and_other_options_are_refused() -> None:
+    class Plain(Decayed):
+        def optimizer(self) -> optim.Optimizer:
+            return optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    ours, eager, data = Plain(), Plain(), data_of(8)
+    for batch in data[:3]:
+        ours.step(*batch)
+        ours.between()
+    with tracefuse.capture() as c:
+        ours.step(*data[3])
+    ours.between()
+    step = c.optimize().compile()
+    for batch in data[4:]:
+        step(*batch)
+        ours.between()
+    for batch in data:
+        eager.step(*batch)
+        eager.between()
+    assert farthest(ours, eager) < NEAR
+    ours.opt.param_groups[0]["momentum"] = 0.5
+    with pytest.raises(ValueError, match=r"\['momentum'\] is 0.5, and the step was captured with 0.9"):
+        step(*data[0])
+
+
+class Masters(Loop):
+    """The optimizer's weights are copies of the model's, which nothing but the optimizer has read before the update."""
+
+    fused = False
+
+    def optimizer(self) -> optim.Optimizer:
+        self.masters = [one.detach().clone().requires_grad_() for one in self.model.parameters()]
+        return optim.AdamW(self.masters, lr=0.05, fused=self.fused)
+
+    def more(self) -> None:
+        self.schedule = lr_scheduler.ExponentialLR(self.opt, 0.9)
+
+    def between(self) -> None:
+        self.schedule.step()
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.loss(x, y).backward()
+        for master, own in zip(self.masters, self.model.parameters(), strict=True):
+            assert own.grad is not None
+            master.grad, own.grad = own.grad.clone(), None
+        self.opt.step()
+        self.opt.zero_grad()
+        with torch.no_grad():
+            for master, own in zip(self.masters, self.model.parameters(), strict=True):
+                own.copy_(master)
+
+
+class MastersFused(Masters):
+    fused = True
+
+
+@pytest.mark.parametrize("kind", [Masters, MastersFused])
+def test_options_of_weights_that_the_optimizer_is_the_first_to_read_are_followed_or_refused(kind: type[Loop]) -> None:
+    check(kind)
+    loop, data = kind(), data_of(5)
+    step = captured(loop, data[:4]).compile()
+    loop.opt.param_groups[0]["weight_decay"] = 0.5
+    with pytest.raises(ValueError, match=r"\['weight_decay'\] is 0.5, and the step was captured with 0.01"):
+        step(*data[4])

@@ -396,3 +396,118 @@ def test_a_slice_that_a_module_takes_is_told_to_come_from_a_loader() -> None:
     with torch.no_grad():
         expected = model(data[8:16]).square().mean()
     torch.testing.assert_close(step(data[8:16]), expected)
+
+
+class Momenta(Plain):
+    """A schedule that cycles the momentum of an optimizer beside its rate."""
+
+    def more(self) -> None:
+        self.schedule = lr_scheduler.OneCycleLR(self.opt, 0.1, total_steps=30)
+
+    def between(self) -> None:
+        self.schedule.step()
+
+
+class OfSgd(Momenta):
+    def optimizer(self) -> optim.Optimizer:
+        return optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+
+
+class OfAdamW(Momenta):
+    make = optim.AdamW
+
+
+@pytest.mark.parametrize(("kind", "option"), [(OfSgd, "momentum of SGD"), (OfAdamW, "betas of AdamW")])
+def test_of_momenta_that_a_schedule_cycles_the_remedy_is_the_schedules(kind: type[Loop], option: str) -> None:
+    said = rf"keep {option} as captured \(a schedule's `cycle_momentum=False`\)\.$"
+    with pytest.raises(ExportError, match=said):
+        captured(kind(), data_of(4)).compile()
+
+
+class FusedAdagrad(Loop):
+    def optimizer(self) -> optim.Optimizer:
+        return optim.Adagrad(self.model.parameters(), lr=0.01, fused=True)
+
+    def more(self) -> None:
+        self.schedule = lr_scheduler.ExponentialLR(self.opt, 0.9)
+
+    def between(self) -> None:
+        self.schedule.step()
+
+
+def test_of_a_rate_that_only_a_fused_operator_takes_as_a_number_the_remedy_is_another_operator() -> None:
+    with pytest.raises(ExportError, match=r"make Adagrad without `fused=True`\.$"):
+        captured(FusedAdagrad(), data_of(4)).compile()
+    still = FusedAdagrad()
+    still.between = lambda: None  # type: ignore[method-assign]
+    step = captured(still, data_of(4)).compile()
+    still.schedule.step()
+    with pytest.raises(
+        ValueError, match=r"for a rate that changes make Adagrad without `fused=True`, and capture it again"
+    ):
+        step(*data_of(1)[0])
+
+
+class Queued(Loop):
+    """A queue that a pointer of Python's goes round."""
+
+    def prepare(self) -> None:
+        self.queue, self.at = torch.zeros(20, 4, dtype=torch.float64), 0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = super().loss(x, y) + (self.model(self.queue.clone()) ** 2).mean()
+        with torch.no_grad():
+            self.queue[self.at : self.at + 5] = x
+        self.at = (self.at + 5) % 20
+        return loss
+
+
+class QueuedByTensor(Loop):
+    """The remedy that a queue is refused with."""
+
+    def prepare(self) -> None:
+        self.queue, self.at = torch.zeros(20, 4, dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = super().loss(x, y) + (self.model(self.queue.clone()) ** 2).mean()
+        with torch.no_grad():
+            self.queue.index_copy_(0, (self.at + torch.arange(5)) % 20, x)
+            self.at.add_(5)
+        return loss
+
+
+def test_a_place_that_is_written_to_is_no_batch() -> None:
+    with pytest.raises(
+        ExportError, match=r"start of aten.slice.Tensor .*: write there by a tensor of positions, from a"
+    ):
+        captured(Queued(), data_of(4)).compile()
+    check(QueuedByTensor)
+
+
+class InPlace(Loop):
+    """Prepares its batch in place."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        x.sub_(x.mean(0))
+        return super().loss(x, y)
+
+
+class Anew(Loop):
+    """The remedy that it is refused with."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x - x.mean(0)
+        return super().loss(x, y)
+
+
+def test_data_that_a_step_writes_to_is_refused_or_told() -> None:
+    said = r"the step writes to x \(.*x\.sub_\(x\.mean\(0\)\)\), of which each step reads another tensor"
+    with pytest.raises(ExportError, match=said):
+        captured(InPlace(), data_of(4)).compile()
+    check(Anew)
+    ours, (first, second) = InPlace(), data_of(2)
+    ours.step(*first)
+    with tracefuse.capture() as c:
+        ours.step(*second)
+    with pytest.warns(UserWarning, match=r"^the step writes to x, and goes on with the captured tensor at each call"):
+        c.optimize().compile()

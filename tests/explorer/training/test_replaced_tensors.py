@@ -643,3 +643,52 @@ def test_a_tensor_that_was_moved_to_another_device_is_named_with_both_devices(wh
         ValueError, match=rf"^{what} is on meta, and the step was captured with it on cpu: move it back"
     ):
         step(*data[5])
+
+
+class Anew(torch.optim.Optimizer):
+    """An optimizer that makes its state anew in each step."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                state = self.state[one]
+                state["mean"] = 0.9 * state["mean"] + one.grad if state else one.grad.clone()
+                one.sub_(group["lr"] * state["mean"])
+
+
+class Logging(Anew):
+    """One that only keeps what it has computed."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                self.state[one]["size"] = one.norm()
+                one.sub_(group["lr"] * one.grad)
+
+
+class OfItsOwn(Loop):
+    kind = Anew
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.kind(self.model.parameters())
+
+
+class Logs(OfItsOwn):
+    kind = Logging
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (OfItsOwn, r'the step before has made anew \(.*state\["mean"\] = .*write to it \(`kept\.copy_'),
+        (Logs, r"^the optimizer puts a new tensor in the place of size of .* in each step"),
+    ],
+)
+def test_state_that_an_optimizer_makes_anew_is_not_called_its_first(kind: type[Loop], said: str) -> None:
+    with pytest.raises(ExportError, match=said):
+        captured(kind(), data_of(4)).compile()
