@@ -53,6 +53,7 @@ class TrainingStep:
         self.defaults, self.nameless = dict(defaults), set(nameless)
         self.trains, self.rates_before, self.is_told = {}, None, not SCHEDULED
         self.bind()
+        self.rates_at_first = self.rates_now()
 
     def __repr__(self):
         return f"<{type(self).__name__}({', '.join(self.inputs)}) -> {', '.join(self.results)}>"
@@ -171,16 +172,21 @@ class TrainingStep:
         for tensor, group, formula, of in self.numbers:
             tensor.fill_(formula(group, counts.get(of)))
 
-    def tell_schedules(self):
-        """Warn, at the second call, of learning rates that changed from step to step when this was captured, and stay now."""
+    def rates_now(self):
+        """The learning rates that changed when the step was captured. A tensor is another one, or was written to."""
         rates = [self.groups[optimizer][at]["lr"] for optimizer, at in SCHEDULED]
-        # A tensor is another one, or was written to.
-        now = [(rate, rate._version) if isinstance(rate, torch.Tensor) else rate for rate in rates]
+        return [(rate, rate._version) if isinstance(rate, torch.Tensor) else rate for rate in rates]
+
+    def tell_schedules(self):
+        """Warn, at the second call, of learning rates that changed from step to step when this was captured, and that nobody
+        has changed since the step was made."""
+        now = self.rates_now()
         before, self.rates_before = self.rates_before, now
         if before is None:
             return
         self.is_told = True
-        same = [place for place, one, other in zip(SCHEDULED, now, before, strict=True) if one == other]
+        rates = zip(SCHEDULED, now, before, self.rates_at_first, strict=True)
+        same = [place for place, one, *others in rates if all(one == other for other in others)]
         stay = [f"{OPTIMIZERS[optimizer][0]}.param_groups[{at}]" for optimizer, at in same]
         if stay:
             line = f", or do what {SCHEDULED_IN} does," if SCHEDULED_IN else ""

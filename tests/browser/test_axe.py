@@ -26,7 +26,7 @@ SAID = [("faster", "536 → 8.9 ms"), ("slower", "1 → 2 ms"), ("no difference 
 FINDING = {
     "key": "0", "id": "a", "severity": "high", "title": "copies", "evidence": [("bytes", "640 MiB")], "values": [],
     "source": "a.py:1  x", "fix": "do not", "code": "", "worth": "500 ms",
-    "changes": {"cat": True}, "mended": "", "is_mended": False,
+    "changes": {"cat": True}, "mended": "", "is_mended": False, "mended_by": [],
     "bars": [{"label": label, "us": us, "provenance": "measured on a test"} for label, us in BARS],
     "trials": [{"does": "on the GPU", "blocked": "", "verdict": verdict, "said": said} for verdict, said in SAID],
 }  # fmt: skip

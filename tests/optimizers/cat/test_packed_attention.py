@@ -18,7 +18,7 @@ from traces import captured, ops, tried
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.device import packed_runtime
-from tracefuse.device.packed_attention import OPERATOR, cat_options
+from tracefuse.device.packed_attention import TEXT, cat_options
 from tracefuse.optimizers.cat import Cat
 from tracefuse.optimizers.cat.packed_attention import GPU_KINDS, PACKED_BACKWARD, Packing
 from tracefuse.optimizers.costs.cost import flops, op_class
@@ -88,14 +88,14 @@ def attention(of, **options):
 def test_the_gradient_of_a_packed_projection_is_attentions_own_result(of, passes):
     """`tried` compares numbers and strides with what eager torch computed in float64."""
     found = tried(passes, attention(of, is_causal=True))
-    assert found.ops.count(OPERATOR) == 1
+    assert found.ops.count(TEXT.name) == 1
     assert not {"cat", "stack", "_scaled_dot_product_flash_attention_for_cpu_backward"} & set(found.ops)
     assert found.reasons("packed gradient")
 
 
 @pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"scale": 0.3, "is_causal": True}], ids=str)
 def test_options_of_attention_are_kept(options):
-    assert OPERATOR in tried(Cat(ON_CPU), attention(split, **options)).ops
+    assert TEXT.name in tried(Cat(ON_CPU), attention(split, **options)).ops
 
 
 def test_the_buffer_is_laid_out_as_the_concatenation():
@@ -121,7 +121,7 @@ def test_all_passes_together_keep_a_program_that_is_packed(name):
     with mock.patch("tracefuse.config.configuration.cat_options", return_value={"packing": ON_CPU}):
         passes = Config().passes()
     found = tried(passes, captured(program.run))
-    assert OPERATOR in found.ops
+    assert TEXT.name in found.ops
     assert "_scaled_dot_product_flash_attention_for_cpu_backward" not in found.ops
 
 
@@ -130,7 +130,7 @@ def test_all_passes_together_keep_a_program_that_is_packed(name):
 
 def kept(capture: tracefuse.Capture, packing: Packing = ON_CPU) -> list[str]:
     result = tried(Cat(packing), capture)
-    assert OPERATOR not in result.ops
+    assert TEXT.name not in result.ops
     return result.reasons("kept")
 
 
@@ -198,7 +198,7 @@ def test_what_a_gpu_computes_is_packed_where_the_machine_can(kind):
     decisions = []
     trace = attention_trace(kind)
     after = Cat(Packing(GPU_KINDS)).run(trace, decisions.append)
-    assert ops(after) == [OPERATOR, "bernoulli", "mul", "view", "sum"]
+    assert ops(after) == [TEXT.name, "bernoulli", "mul", "view", "sum"]
     assert decisions[-1].action == "packed gradient"
     (node,) = (n for n in after.ops if n.target is PACKED_BACKWARD)
     assert node.kwargs["kind"] == kind
@@ -279,7 +279,7 @@ def variant():
 def test_a_file_defines_the_operator_that_it_calls(variant, tmp_path):
     path = tmp_path / "step.py"
     path.write_text(variant.source)
-    for name in ("write_packed", OPERATOR):
+    for name in ("write_packed", TEXT.name):
         assert variant.source.count(f"\ndef {name}(") == 1
     assert "tracefuse::" not in variant.source
     done = subprocess.run([sys.executable, "-I", path], capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -290,7 +290,7 @@ def test_a_file_defines_the_operator_that_it_calls(variant, tmp_path):
 def test_a_file_without_attention_defines_nothing_of_it():
     source = tracefuse.capture(programs.qkv_backward(torch.float64).run).variant(Config()).source
     assert "threading" not in source
-    assert OPERATOR not in source
+    assert TEXT.name not in source
 
 
 def test_a_compiled_variant_computes_eagers_gradients(variant):
