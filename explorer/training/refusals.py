@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -178,12 +179,15 @@ def otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
     )
 
 
+_DECIDING = re.compile(r"\b(?:if|elif|while|assert)\b")
+
+
 def _is_asked(guard: Guard) -> bool:
-    """Whether the program decides by it: it is a truth, or a number in the condition of a block."""
-    if guard.source is None or guard.in_optimizer:
+    """Whether the program decides by it, in a line with a condition. What libraries decide, as whether a mask is needed, is no
+    decision of the loop's."""
+    if guard.source is None or guard.source.called is not None or guard.in_optimizer:
         return False
-    text = guard.source.text.strip()
-    return isinstance(guard.value, bool) or (text.endswith(":") and text.startswith(("if ", "elif ", "while ")))
+    return _DECIDING.search(guard.source.text) is not None and isinstance(guard.value, (bool, int, float))
 
 
 def _check_old_gradients(joint: Optimised, update: Optimised) -> None:
