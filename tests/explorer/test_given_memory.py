@@ -135,22 +135,33 @@ def copied(average: Tensor, weight: Tensor) -> None:
     average.copy_(average * 0.9 + weight * 0.1)
 
 
+class Averaging:
+    """Steps that have an average of a weight `follow` it."""
+
+    def __init__(self, follow: Callable[[Tensor, Tensor], None]) -> None:
+        torch.manual_seed(0)
+        self.model, self.x, self.average, self.follow = nn.Linear(4, 4), torch.randn(2, 4), torch.zeros(4, 4), follow
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+
+    def step(self) -> None:
+        model, average, optimizer = self.model, self.average, self.optimizer
+        optimizer.zero_grad()
+        loss = model(self.x).square().mean()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            self.follow(average, model.weight)
+
+
 def averaging(
     follow: Callable[[Tensor, Tensor], None],
 ) -> tuple[tracefuse.Capture, nn.Linear, torch.optim.Optimizer, Tensor]:
-    """The second of three steps that have an average of a weight `follow` it."""
-    torch.manual_seed(0)
-    model, x, average = nn.Linear(4, 4), torch.randn(2, 4), torch.zeros(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    """The second of three such steps."""
+    loop = Averaging(follow)
     with tracefuse.capture_step(n=2) as captured:
         for _ in range(3):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            with torch.no_grad():
-                follow(average, model.weight)
-    return captured, model, optimizer, average
+            loop.step()
+    return captured, loop.model, loop.optimizer, loop.average
 
 
 def test_an_average_that_is_written_to_is_followed() -> None:
@@ -181,16 +192,9 @@ def test_an_average_that_a_compiled_step_cannot_follow_is_named(
 
 @pytest.mark.parametrize("follow", [given_data, given_by_set])
 def test_so_it_is_where_only_one_step_was_seen(follow: Callable[[Tensor, Tensor], None]) -> None:
-    torch.manual_seed(0)
-    model, x, average = nn.Linear(4, 4), torch.randn(2, 4), torch.zeros(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for _ in range(2):
-        with tracefuse.capture() as captured:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            with torch.no_grad():
-                follow(average, model.weight)
+    loop = Averaging(follow)
+    loop.step()
+    with tracefuse.capture() as captured:
+        loop.step()
     with pytest.raises(ExportError, match=r"gives a tensor other memory .* write `average\.copy_\(…\)`"):
         captured.optimize().compile()

@@ -12,7 +12,7 @@ from torch import Tensor
 import tracefuse
 from tracefuse.optimizers.fuse.repeats import repeated_nbytes
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.lowering.expressions import PERIODIC
+from tracefuse.optimizers.lowering.expressions import PERIODIC, TRANSCENDENTAL
 
 LARGE, SMALL = (1280, 10, 32, 128), (64, 2, 4, 32)
 
@@ -50,5 +50,9 @@ def test_a_small_kernel_makes_them_itself() -> None:
 
 @pytest.mark.parametrize("fn", [lambda t, angles: t * angles.exp(), lambda t, angles: t * angles.sqrt()])
 def test_what_takes_no_branch_is_computed_while_memory_is_waited_for(fn: Callable[[Tensor, Tensor], Tensor]) -> None:
-    for kernel in rotated(LARGE, fn).kernels:
-        assert repeated_nbytes(kernel.body) == 0
+    """In the kernel that reads it, however large that is."""
+    variant = rotated(LARGE, fn)
+    assert all(repeated_nbytes(kernel.body) == 0 for kernel in variant.kernels)
+    (fuse,) = [one for one in variant.passes if one.name == "fuse"]
+    assert not any(decision.action == "split" for decision in fuse.decisions)
+    assert any(node.target in TRANSCENDENTAL for kernel in variant.kernels for node in kernel.body.ops)
