@@ -14,7 +14,7 @@ Who reads what was handed out on another stream, or in another process, must hol
 
 Private names: `torch._C._storage_Use_Count`, how many tensors lie in a memory, and one for the storage as an object of Python;
 `torch._C._construct_storage_from_data_pointer`; `torch._neg_view`; `StorageWeakRef`, of a module without an underscore that
-nobody documents. Seen on torch 2.11 and 2.13. `torch._C._tensors_data_ptrs_at_indices_equal`, of builds with CUDA alone: 2.11.
+nobody documents. Seen on torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -264,22 +264,6 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     place = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), tensor.device, memory.nbytes())  # type: ignore[attr-defined]
     return _laid_over(place, tensor)
-
-
-class Places:
-    """Where tensors lie: asked before each replay, so that one call compares all addresses."""
-
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self.tensors = list({id(tensor): tensor for tensor in tensors}.values())
-        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
-        self._all = list(range(len(self.tensors)))
-        self._are_equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-
-    def are_same(self) -> bool:
-        """Whether all still lie there."""
-        if self._are_equal is None:
-            return [tensor.data_ptr() for tensor in self.tensors] == self.addresses
-        return self._are_equal(self.tensors, self.addresses, self._all)
 
 
 def copies_of(tensors: Sequence[torch.Tensor], shared: bool = False) -> list[torch.Tensor]:

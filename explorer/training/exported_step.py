@@ -1,8 +1,8 @@
 """What the exported file of a whole step has beside `tracefuse.execution.exported_runtime`; its text below the mark is copied.
 
 The names in capitals, `forward`, `backward`, `update` and their captured twins are defined above it in an exported file. No
-line here knows one optimizer from another: which numbers may change from step to step is said in `tracefuse.training.rates`,
-and which steps are refused in `tracefuse.training.refusals`.
+line here knows one optimizer from another: which numbers may change from step to step is said in
+`tracefuse.training.host_numbers`, and which steps are refused in `tracefuse.training.refusals`.
 """
 
 # ruff: noqa: F821
@@ -297,18 +297,6 @@ def fits(tensor, source, shape, stride, dtype, device):
         )
 
 
-class Held:
-    """Tensors in the dicts that hold them, as modules do: rows of a dict, a key and the tensor. A step asks before each call
-    whether they are there still, so that this takes no loop of Python's."""
-
-    def __init__(self, rows):
-        self.dicts, self.keys, self.tensors = ([row[at] for row in rows] for at in range(3))
-        self.ids = list(map(id, self.tensors))
-
-    def is_same(self):
-        return list(map(id, map(dict.get, self.dicts, self.keys))) == self.ids
-
-
 def model_order():
     """The models that a step takes, as a list."""
     return f"[{', '.join(one or 'model' for one in MODELS)}]"
@@ -319,13 +307,13 @@ class Bound:
 
     def __init__(self, models, optimizers, others):
         self.models, self.optimizers, self.others = models, optimizers, others
-        self.state, self.entries, self.there = [], [], Held([])
+        self.state, self.entries, self.there = [], [], []
         self.made = {}
 
     def is_current(self):
         now = [part for one in self.optimizers for part in (one.state, one.param_groups)]
         is_same = are_same(now, self.state) and are_same(entries_of(self.optimizers), self.entries)
-        return is_same and self.there.is_same()
+        return is_same and all(held.get(key) is tensor for held, key, tensor in self.there)
 
     def groups(self):
         return [one.param_groups for one in self.optimizers]
@@ -336,7 +324,7 @@ class Bound:
         named = self.named()
         parts = [part for model in self.models for part in model.modules()]
         held = [one for part in parts for one in (part._parameters, part._buffers)]
-        self.there = Held([(one, key, tensor) for one in held for key, tensor in one.items() if tensor is not None])
+        self.there = [(one, key, tensor) for one in held for key, tensor in one.items() if tensor is not None]
         rows = [(name, source, KINDS[name]) for i, (name, source, *_) in enumerate(INPUTS) if i not in DATA]
         rows += [row[:3] for i, row in enumerate(UPDATED) if i not in HANDED and i not in GIVEN]
         rows += [(name, source, "state") for name, (source, _, _) in COUNTS.items()]

@@ -18,7 +18,7 @@ import torch
 from tracefuse.execution.graphed_program import check_replayable
 from tracefuse.execution.graphs import WARM_UPS, Draw, drawn, recording, tables_filled
 from tracefuse.execution.optimised import Optimised
-from tracefuse.execution.sharing import Places, copies_of, memory_like, write
+from tracefuse.execution.sharing import copies_of, memory_like, write
 
 
 def graphed_step(module: ModuleType, joint: Optimised, update: Optimised) -> type:
@@ -32,7 +32,6 @@ class _Graphed:
     """What a `TrainingStep` does otherwise where it replays a graph, captured at its first call."""
 
     module: ModuleType
-    bound: Any
     tensors: list[torch.Tensor | None]
     operands: list[torch.Tensor | None]
     cotangents: list[torch.Tensor]
@@ -40,10 +39,6 @@ class _Graphed:
     def bind(self) -> None:
         super().bind()  # type: ignore[misc]
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.known = Places(t for t in (*self.tensors, *self.operands) if t is not None)
-
-    def is_bound(self) -> bool:
-        return self.bound.is_current() and self.known.are_same()
 
     def run(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if self.graph is None:

@@ -18,7 +18,7 @@ from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.training.exported_step import Held, are_same, entries_of, tell
+from tracefuse.training.exported_step import are_same, entries_of, tell
 from tracefuse.training.graphed import graphed_step
 from tracefuse.training.rates import optimizers_of, rates_of
 from tracefuse.training.refusals import is_number_kept
@@ -67,7 +67,7 @@ class Live:
         self._rates = rates_of(joint, update)
         self._slots = {**joint.slots, **update.slots}
         self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
-        self._there = Held([])
+        self._there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._known: list[Any] = []
         self._entries: list[Any] = []
         self._told: set[str] = set()
@@ -84,7 +84,7 @@ class Live:
     def is_current(self) -> bool:
         """Whether optimizers have what they kept, which loading a checkpoint makes anew, and modules their tensors."""
         is_same = are_same(self._parts(), self._known) and are_same(entries_of(self._optimizers()), self._entries)
-        return is_same and self._there.is_same()
+        return is_same and all(held.get(key) is tensor for held, key, tensor in self._there)
 
     def groups(self) -> list[list[dict[str, Any]]]:
         return [optimizer.param_groups for optimizer in self._optimizers()]
@@ -113,7 +113,7 @@ class Live:
     def _follow_modules(self) -> None:
         """Find buffers where their modules have them. Raises `ExportError` where a module has another parameter, which no
         optimizer knows, or has the buffer no more."""
-        there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._there = []
         for name, slot in self._slots.items():
             held = slot.held_in()
             if held is None:  # the module is gone, and its tensors are the step's alone
@@ -126,8 +126,7 @@ class Live:
                     "one that it had (`with torch.no_grad(): kept.copy_(new)`), or capture the step again"
                 )
             self._tensors[name] = now
-            there.append((held, slot.key, now))
-        self._there = Held(there)
+            self._there.append((held, slot.key, now))
 
     def _parts(self) -> list[Any]:
         return [part for one in self._optimizers() for part in (one.state, one.param_groups)]
