@@ -125,8 +125,9 @@ def _replace(graph: int, node: int | None, memset: _Memset) -> bool:
     kernel = _Kernel(_fill(), (1, 1, 1), (MOST_WORDS, 1, 1), 0, parameters, None)
     new = c_void_p()
     _call("cuGraphAddKernelNode", byref(new), c_void_p(graph), _array(before), c_size_t(len(before)), byref(kernel))
-    starts = _array([new.value] * len(behind))
-    _call("cuGraphAddDependencies", c_void_p(graph), starts, _array(behind), c_size_t(len(behind)))
+    if behind:
+        starts = _array([new.value] * len(behind))
+        _call("cuGraphAddDependencies", c_void_p(graph), starts, _array(behind), c_size_t(len(behind)))
     _call("cuGraphDestroyNode", c_void_p(node))
     return True
 
@@ -139,16 +140,18 @@ def _word(memset: _Memset) -> int:
 
 
 def _listed(name: str, of: int | None) -> list[int | None]:
-    """What a function of the driver lists: it is asked for their number first."""
+    """What a function of the driver lists: it is asked for their number first, and takes no array that has no place."""
     count = c_size_t()
     _call(name, c_void_p(of), None, byref(count))
+    if not count.value:
+        return []
     nodes = (c_void_p * count.value)()
     _call(name, c_void_p(of), nodes, byref(count))
     return list(nodes)
 
 
 def _array(nodes: Sequence[int | None]) -> Any:
-    return (c_void_p * len(nodes))(*nodes)
+    return (c_void_p * len(nodes))(*nodes) if nodes else None
 
 
 def _fill() -> int | None:

@@ -14,6 +14,7 @@ from tracefuse.device import graph_nodes
 from tracefuse.device.graph_nodes import LOSSY_QUERY, replace_memsets
 
 KERNEL, MEMSET = 0, 2
+INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 
 
 @dataclass
@@ -66,12 +67,15 @@ class Driver:
     def _list(self, found: list[int], nodes: Any, count: Any, of: int | None = None) -> int:
         if of in self.odd:
             return LOSSY_QUERY
+        if nodes is not None and not count._obj.value:
+            return INVALID_VALUE
         count._obj.value = len(found)
         if nodes is not None:
             nodes[:] = found
         return 0
 
     def cuGraphAddKernelNode(self, out: Any, graph: Any, before: Any, count: Any, kernel: Any) -> int:
+        assert (before is None) == (count.value == 0)
         new = out._obj.value = max(self.kinds) + 1
         self.kinds[new] = KERNEL
         self.edges |= {(before[at], new) for at in range(count.value)}
@@ -183,3 +187,20 @@ def test_a_replay_sets_what_the_memsets_did_in_their_place() -> None:
         expected[32:34] = 0x12341234
         assert torch.equal(read.cpu(), expected)
         assert bool((large == 1).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_last", [False, True], ids=["first", "alone"])
+def test_a_graph_may_begin_and_end_with_a_memset(is_last: bool) -> None:
+    library = ctypes.CDLL("libcuda.so.1")
+    words = torch.full((4,), 5, dtype=torch.int32, device="cuda")
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        assert library.cuMemsetD32Async(ctypes.c_uint64(words.data_ptr()), 3, ctypes.c_size_t(2), stream) == 0
+        if not is_last:
+            words.mul_(2)
+    assert replace_memsets(graph.raw_cuda_graph()) == 1
+    graph.instantiate()
+    graph.replay()
+    assert words.tolist() == ([3, 3, 5, 5] if is_last else [6, 6, 10, 10])
