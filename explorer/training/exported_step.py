@@ -64,6 +64,7 @@ class TrainingStep:
         self.follow_options()
         tensors = self.bound.tensors()
         self.rates = [(tensors[name], self.groups[optimizer][at]) for name, (optimizer, at) in RATES.items()]
+        self.filled = [None] * len(self.rates)
         self.find_counts(tensors)
         self.find_parameters(tensors)
         rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
@@ -75,7 +76,8 @@ class TrainingStep:
             fits(tensors[name], source, shape, stride, dtype, lies_on[name])
         self.tensors = [None if i in DATA else tensors[row[0]] for i, row in enumerate(INPUTS)]
         self.operands = [None if i in given else tensors[row[0]] for i, row in enumerate(UPDATED)]
-        self.places = [(t, t.data_ptr()) for t in (*self.tensors, *self.operands) if t is not None]
+        self.held = [t for t in (*self.tensors, *self.operands) if t is not None]
+        self.places = addresses(self.held)
 
     def find_counts(self, tensors):
         """Find the counts of steps that are raised here, and what is made of them."""
@@ -127,7 +129,7 @@ class TrainingStep:
 
     def is_bound(self):
         """Whether all tensors are still where they were found: loading a checkpoint makes new ones."""
-        return self.bound.is_current() and all(t.data_ptr() == place for t, place in self.places)
+        return self.bound.is_current() and addresses(self.held) == self.places
 
     def follow_options(self):
         """ValueError where an option of the optimizer, which the program computes with, is not what it was."""
@@ -164,10 +166,15 @@ class TrainingStep:
                         f"{', '.join(f'{float(rate):g}' for rate in rates)} now: give them the same, or make the optimizer "
                         "with a tensor for each and capture the step again"
                     )
-        for tensor, group in self.rates:
+        for at, (tensor, group) in enumerate(self.rates):
             rate = group["lr"]
-            if rate is not tensor:
-                tensor.copy_(rate) if isinstance(rate, torch.Tensor) else tensor.fill_(rate)
+            if isinstance(rate, torch.Tensor):
+                if rate is not tensor:
+                    tensor.copy_(rate)
+                self.filled[at] = None
+            elif rate != self.filled[at]:
+                tensor.fill_(rate)
+                self.filled[at] = rate
         counts = self.next_counts()
         for tensor, group, formula, of in self.numbers:
             tensor.fill_(formula(group, counts.get(of)))
@@ -271,6 +278,10 @@ def tell(said, stacklevel=4):
 def sources():
     """What the captured program called each input, by name."""
     return {row[0]: row[1] for row in (*INPUTS, *UPDATED)}
+
+
+def addresses(tensors):
+    return list(map(torch.Tensor.data_ptr, tensors))
 
 
 def entries_of(optimizers):

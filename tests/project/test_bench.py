@@ -96,7 +96,10 @@ def test_forecasts(tmp_path: Path) -> None:
     assert {row["case"] for row in found["rows"]} == {"stack"}
     for row in found["rows"]:
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
-    assert "median error" in printed
+        assert row["is_right"] is None or row["rounds"] >= MIN_ROUNDS
+    many = sum(row["rounds"] >= MIN_ROUNDS for row in found["rows"])
+    assert (f"of {many} toggles" in printed) == (many > 0)
+    assert ("are not judged" in printed) == (many < len(found["rows"]))
 
 
 def test_fixes(tmp_path: Path) -> None:

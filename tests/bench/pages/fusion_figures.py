@@ -9,6 +9,7 @@ from statistics import median
 from trust.fix_rows import can_be_told, is_within, judged
 
 from pages.rendering import Data, Results, said, table
+from tracefuse.measure.timing import MIN_ROUNDS
 
 ALIKE = 1.02
 """A time that is longer by less counts as equal."""
@@ -45,12 +46,13 @@ def _mean(column: str, least: dict[str, dict[str, float]]) -> str:
 @said("forecasts.py", "forecasts")
 def forecasts(found: Data, source: str) -> str:
     """How far predictions of toggles are off."""
-    rows = found["rows"]
+    rows = [row for row in found["rows"] if row["rounds"] >= MIN_ROUNDS]
     signs = [row["is_right"] for row in rows if row["is_right"] is not None]
     cases, off = {row["case"] for row in rows}, median(abs(row["error"]) for row in rows)
     return (
         f"After {len(rows)} switches of {len(cases)} programs the step that the view predicted was off by {off:.1%} in the "
-        f"median; where a switch changes it by more than 3 %, the sign was right in {sum(signs)} of {len(signs)} ({source})."
+        f"median; where a switch changes it by more than 3 %, the sign was right in {sum(signs)} of {len(signs)}; of "
+        f"{len(found['rows']) - len(rows)} others there were too few rounds ({source})."
     )
 
 

@@ -6,9 +6,10 @@
 Of each program (`cases/step_programs.py`) the captured step and the one with all passes are measured, as *Measure* does. Each
 toggle is predicted from these two. It is then measured beside the step of all passes in the same rounds, since a host that
 slows down between two measurements looks like a toggle that does something. Steps are shares of the captured one. An error is
-predicted over measured, less 1. A sign is judged where the toggle changes the step of all passes by more than 3 %: it is right
-where the prediction changes it the same way. With `--check` the status is 1 where the median error is over 8 %, or fewer than
-95 % of the signs are right.
+predicted over measured, less 1. A sign is judged where the toggle changes the step of all passes by more than 3 %, at either
+end of the interval: it is right where the prediction changes it the same way. Nothing is judged of too few rounds for an
+interval. With `--check` the status is 1 where there were some, where the median error is over 8 %, or where fewer than 95 % of
+the signs are right.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from cases.step_programs import STEPS
 from results import environment, parser, write
 
 from tracefuse.captures import Capture
+from tracefuse.measure.timing import MIN_ROUNDS
 from tracefuse.text import aligned
 from tracefuse.widgets.payload.clock import steps
 from tracefuse.widgets.payload.measured import Measured
@@ -61,11 +63,17 @@ def main() -> None:
             is_quiet=True,
         )
     print(table(rows))
-    errors = [abs(row["error"]) for row in rows]
-    signs = [row["is_right"] for row in rows if row["is_right"] is not None]
+    known = [row for row in rows if row["rounds"] >= MIN_ROUNDS]
+    errors = [abs(row["error"]) for row in known]
+    signs = [row["is_right"] for row in known if row["is_right"] is not None]
     right = sum(signs) / len(signs) if signs else 1.0
-    print(f"\nmedian error {median(errors):.1%} of {len(errors)} toggles; sign right in {sum(signs)} of {len(signs)}")
-    if arguments.check and (median(errors) > MOST_ERROR or right < LEAST_RIGHT):
+    if errors:
+        print(
+            f"\nmedian error {median(errors):.1%} of {len(errors)} toggles; sign right in {sum(signs)} of {len(signs)}"
+        )
+    if unknown := len(rows) - len(known):
+        print(f"{unknown} had fewer than {MIN_ROUNDS} rounds and are not judged: pass a larger --budget")
+    if arguments.check and (unknown or median(errors) > MOST_ERROR or right < LEAST_RIGHT):
         sys.exit(1)
 
 
@@ -83,11 +91,14 @@ def forecasts(capture: Capture, budget_s: float) -> list[dict[str, Any]]:
         forecast = kept.clocks.forecast(toggled)
         if forecast is None:  # the same program
             continue
-        ratio = toggled.measure(budget_s=budget_s, against=full).program("optimised").ratios["step"]
+        timing = toggled.measure(budget_s=budget_s, against=full)
+        ratio = timing.program("optimised").ratios["step"]
         change, measured = ratio.median - 1, full_step * ratio.median
-        is_right = None if abs(change) <= SEEN else (forecast - full_step) * change > 0
+        is_seen = timing.rounds >= MIN_ROUNDS and (ratio.low - 1 > SEEN or ratio.high - 1 < -SEEN)
+        is_right = (forecast - full_step) * change > 0 if is_seen else None
         rows.append({"toggle": name, "full": full_step, "predicted": forecast, "measured": measured})
         rows[-1] |= {"change": [ratio.low - 1, ratio.high - 1], "error": forecast / measured - 1, "is_right": is_right}
+        rows[-1]["rounds"] = timing.rounds
         print(f"{name}: {forecast:.4g} of the captured step predicted, {measured:.4g} measured", flush=True)
     return rows
 
@@ -97,7 +108,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     cells = [
         (
             *(row["case"], row["toggle"], *(f"{row[name]:.4g}" for name in ("full", "predicted", "measured"))),
-            *(f"{row['error']:+.1%}", words[row["is_right"]]),
+            *(f"{row['error']:+.1%}", words[row["is_right"]] if row["rounds"] >= MIN_ROUNDS else "too few rounds"),
         )
         for row in rows
     ]
