@@ -76,7 +76,7 @@ class TrainingStep:
             fits(tensors[name], source, shape, stride, dtype, lies_on[name])
         self.tensors = [None if i in DATA else tensors[row[0]] for i, row in enumerate(INPUTS)]
         self.operands = [None if i in given else tensors[row[0]] for i, row in enumerate(UPDATED)]
-        self.held = [t for t in (*self.tensors, *self.operands) if t is not None]
+        self.held = list({id(t): t for t in (*self.tensors, *self.operands) if t is not None}.values())
         self.places = addresses(self.held)
 
     def find_counts(self, tensors):
