@@ -10,15 +10,16 @@ import { computedBy, rowsOf, sorted } from "./rows.js";
 const SHOWN_CALLS = 24;
 /** A ratio this near to 1 is neither faster nor slower. */
 const SAME = 0.02;
-const COLUMNS = /** @type {[string, KernelKey | "", string][]} */ ([
-  ["kernel or library call", "name", "Triton's kernels, and the operators that a library computes: together they are the step"],
+/** Title, what it is sorted by, what it says; columns of words have `isText`. */
+const COLUMNS = /** @type {[string, KernelKey | "", string, boolean?][]} */ ([
+  ["kernel or library call", "name", "Triton's kernels, and the operators that a library computes: together they are the step", true],
   ["calls", "calls", "in one step"],
   ["step", "time", "time of all its calls in a step"],
   ["of step", "", "its share of the step"],
   ["one", "", "mean time of one call"],
   ["moves", "bytes", "bytes that one call reads and writes; sorted by those of a step"],
-  ["bound", "", "the nearest roof: memory, compute, or launch where it is over before the next one can begin; with the share of it that is reached, where that was measured"],
-  ["stands for", "", "the single ops that all its calls replace, and what those take one by one"],
+  ["bound", "", "the nearest roof: memory, compute, or launch where it is over before the next one can begin; with the share of it that is reached, where that was measured", true],
+  ["stands for", "", "the single ops that all its calls replace, and what those take one by one", true],
   ["gain", "gain", "the time of the ops that it stands for, over its own; below 1 it is slower than they are"],
 ]);
 
@@ -80,12 +81,12 @@ export class KernelPanel {
     return h(
       "thead",
       null,
-      h("tr", null, COLUMNS.map(([label, key, title], at) => {
+      h("tr", null, COLUMNS.map(([label, key, title, isText]) => {
         const isKey = key !== "" && key === this.key;
         const sort = isKey ? (this.ascending ? "ascending" : "descending") : key ? "none" : null;
         const glyph = isKey ? (this.ascending ? " ↑" : " ↓") : "";
         const content = key ? h("button", { class: "tf-sort", onclick: () => this.sort(key), "data-testid": `tf-sort-${key}` }, label + glyph) : label;
-        return h("th", { scope: "col", "aria-sort": sort, title, class: at > 0 && at !== 6 && at !== 7 ? "tf-right" : null }, content);
+        return h("th", { scope: "col", "aria-sort": sort, title, class: isText ? null : "tf-right" }, content);
       })),
     );
   }
