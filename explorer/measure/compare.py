@@ -41,7 +41,8 @@ class SecondRun:
     """The run of each program that follows its first: what it gives, the time that it takes by phase, and the memory that a
     replay needs, which is what it adds at its peak and what it holds anyway (None where torch keeps no count).
 
-    `check` is called before each.
+    `check` is called before each. Between two runs only what was made in between is searched for garbage, which is all that is
+    new where Python collects none by itself (`uncollected`).
     """
 
     def __init__(self, clock: Clock, device: str | torch.device, check: Callable[[], None]) -> None:
@@ -84,7 +85,7 @@ class SecondRun:
         if not self.counts_memory:
             return 0
         torch.cuda.synchronize()
-        gc.collect()  # what is dropped in between would count as memory that the replay gives back
+        gc.collect(1)  # what the run before dropped would count as memory that this one gives back
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
 

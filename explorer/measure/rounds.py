@@ -87,7 +87,9 @@ def measure(
     check_not(is_cancelled)
     report(0.0, "comparing results")
     start_s, second = clock.now_s(), SecondRun(clock, device, lambda: check_not(is_cancelled))
-    differences = compare(programs, reference, second)
+    gc.collect()
+    with uncollected():
+        differences = compare(programs, reference, second)
     inner = _inner(one["step"][0] for one in second.samples.values())
     round_s = inner * sum(one["step"][0] for one in second.samples.values()) / 1e3
     if clock.now_s() - start_s + round_s > budget_s:
