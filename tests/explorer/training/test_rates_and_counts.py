@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
 from whole_step_loops import NEAR, Falling, FallingByHook, Loop, captured, check, data_of
 
@@ -417,6 +417,33 @@ def test_halves_are_computed_as_aten_computes_them(dtype: torch.dtype) -> None:
         if at >= 4:
             step(*batch)
     assert farthest(ours, eager) <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
+@pytest.mark.parametrize("text", [text for text in OPTIONS if text.startswith(("SGD", "RMSprop", "Adadelta"))])
+def test_a_rate_that_aten_adds_with_is_rounded_as_aten_rounds_it(text: str, foreach: bool, dtype: torch.dtype) -> None:
+    """To the parameters' type on a CPU, to the last bit; all sizes are whole vectors, behind which ATen rounds once more."""
+    kind = loop_of(text, foreach=foreach)
+
+    class Made(kind):  # type: ignore[misc, valid-type]
+        def prepare(self) -> None:
+            self.model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 64)).to(dtype)
+
+        def loss(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.model(x).square().mean() * y.square().mean()
+
+    ours, eager = Made(), Made()
+    data = [[one.to(dtype) for one in batch] for batch in data_of(9)]
+    step = captured(ours, data[:4]).compile()
+    for at, batch in enumerate(data):
+        eager.step(*batch)
+        if at >= 4:
+            step(*batch)
+            ours.between()
+        eager.between()
+    mine, theirs = ours.left(), eager.left()
+    assert {name for name in theirs if not torch.equal(mine[name], theirs[name])} == set()
 
 
 # --- rates and groups that change after the capture -------------------------------------------------------------------
