@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType
@@ -138,6 +138,33 @@ class Running(NamedTuple):
 OUTSIDE = Running("", "", False, "")
 
 
+class Held(Protocol):
+    """What a module has of one kind, by name, as it is now."""
+
+    def get(self, key: str, /) -> Any: ...
+    def items(self) -> Iterable[tuple[str, Any]]: ...
+
+
+class Scripted:
+    """The same of a TorchScript module, which has no dicts but what `torch.jit` wraps: these have no `get`."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def get(self, key: str) -> Any:
+        return dict(self._wrapped.items()).get(key)
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        return self._wrapped.items()  # type: ignore[no-any-return]
+
+
+def held_by(module: nn.Module, kind: str) -> Held:
+    """A module's own parameters or buffers; of one that was traced those of the module behind it."""
+    behind = vars(module).get("_actual_script_module", module)
+    found = vars(behind).get("_parameters" if kind == "parameter" else "_buffers", {})
+    return found if isinstance(found, dict) else Scripted(found)
+
+
 class Slot(NamedTuple):
     """Where a module, which is known weakly, keeps a tensor: its parameter or its buffer of that name, in no other module."""
 
@@ -145,14 +172,15 @@ class Slot(NamedTuple):
     kind: str
     key: str
 
-    def held_in(self) -> dict[str, Any] | None:
-        """The module's own dict of all that are of this kind; None where the module is gone."""
+    def held_in(self) -> Held | None:
+        """What the module has of this kind; None where the module is gone."""
         module = self.module()
-        return None if module is None else vars(module).get("_parameters" if self.kind == "parameter" else "_buffers")
+        return None if module is None else held_by(module, self.kind)
 
     def tensor(self) -> torch.Tensor | None:
         """What is there now."""
-        found = (self.held_in() or {}).get(self.key)
+        held = self.held_in()
+        found = None if held is None else held.get(self.key)
         return found if is_a(found, torch.Tensor) else None
 
 
@@ -294,8 +322,8 @@ class ModuleStack:
                         self.tensors[one] = kind, Path(at.root, path)
 
     def _note_slots(self, module: nn.Module) -> None:
-        for kind, held in (("parameter", "_parameters"), ("buffer", "_buffers")):
-            for key, tensor in vars(module).get(held, {}).items():
+        for kind in ("parameter", "buffer"):
+            for key, tensor in held_by(module, kind).items():
                 if is_a(tensor, torch.Tensor) and tensor not in self.slots:
                     self.slots[tensor] = Slot(weakref.ref(module), kind, key)
 

@@ -106,6 +106,8 @@ def _with_tensor(node: fx.Node, operands: Sequence[Any], number: fx.Node) -> fx.
     a CPU it multiplies by the number first."""
     name = node.target.overloadpacket.__name__.removeprefix("_foreach_")  # type: ignore[union-attr]
     dtype = val(operands[0]).dtype
+    if name == "add" and val(operands[0]).device.type == "cpu":
+        return _with_alpha(node, operands[0], operands[1], number)
     wide = [
         one if dtype not in HALVES else call(node, aten._to_copy.default, one, dtype=torch.float32)
         for one in operands
@@ -122,3 +124,11 @@ def _with_tensor(node: fx.Node, operands: Sequence[Any], number: fx.Node) -> fx.
         ratio = call(node, aten.div.Tensor, wide[1], wide[2])
         new = call(node, aten.add.Tensor, wide[0], call(node, aten.mul.Tensor, ratio, number))
     return new if dtype not in HALVES else call(node, aten._to_copy.default, new, dtype=dtype)
+
+
+def _with_alpha(node: fx.Node, first: fx.Node, second: fx.Node, alpha: fx.Node) -> fx.Node:
+    """An addition as ATen's on a CPU, which rounds `alpha` to the operands' type, and product and sum together, as `addcmul`
+    does, to the last bit. Of halves it rounds the product too, of the elements behind the last whole vector."""
+    if val(alpha).dtype is not val(first).dtype:
+        alpha = call(node, aten._to_copy.default, alpha, dtype=val(first).dtype)
+    return call(node, aten.addcmul.default, first, second, alpha)

@@ -324,7 +324,8 @@ class Bound:
     def is_current(self):
         now = [part for one in self.optimizers for part in (one.state, one.param_groups)]
         is_same = are_same(now, self.state) and are_same(entries_of(self.optimizers), self.entries)
-        return is_same and all(held.get(key) is tensor for held, key, tensor in self.there)
+        # The parts of a TorchScript module have no `get`.
+        return is_same and all(key in held and held[key] is tensor for held, key, tensor in self.there)
 
     def groups(self):
         return [one.param_groups for one in self.optimizers]

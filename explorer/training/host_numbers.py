@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tracefuse.assembly.program import CapturedProgram, Stepped
 from tracefuse.optimizers.ops import is_getitem, op_name, producer
@@ -74,15 +75,42 @@ def counts_of(numbers: Iterable[Number]) -> dict[str, Count]:
 
 def followed_values(program: CapturedProgram) -> dict[str, set[float]]:
     """Of each line of a step's optimizers what a compiled step works out anew, as the captured one had it: the numbers that it
-    computes with, and the counts that it reads."""
+    computes with, and the counts that it reads. Where several optimizers step in one line, what one of them takes that is not
+    followed is no such number, though it be equal to one."""
     values: dict[str, set[float]] = {}
     update = program.update
     for part in () if update is None else (update, *([program] if program.in_rounds else [])):
-        for number, places in places_in(part, update.stepped if update else ()).items():
+        stepped = update.stepped if update else ()
+        found = places_in(part, stepped)
+        for number, places in found.items():
             known = values.setdefault(str(number.stepped.source), set())
             known.update(place.value for place in places)
             known.update(before + 1 for before in _before(part, counts_of([number])).values())
+        followed = {number.stepped for number in found}
+        for step in stepped:
+            if step not in followed and str(step.source) in values:
+                values[str(step.source)] -= _taken_beside(part, step, followed)
     return values
+
+
+def left_alone(program: CapturedProgram) -> tuple[Stepped, ...]:
+    """The optimizers of which no number is followed."""
+    if (update := program.update) is None:
+        return ()
+    parts = (update, *([program] if program.in_rounds else []))
+    followed = {number.stepped for part in parts for number in places_in(part, update.stepped)}
+    return tuple(step for step in update.stepped if step not in followed)
+
+
+def _taken_beside(program: CapturedProgram, other: Stepped, followed: Collection[Stepped]) -> set[float]:
+    """The numbers that an optimizer takes which is not followed and steps in the line of such as are, and its counts."""
+    own = {node for step in followed for node in _groups_of_ops(step, program.trace)}
+    ops = [node for node in program.trace.ops if origin(node).source == other.source and node not in own]
+    taken = {one for node in ops for one in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(one, float)}
+    is_on_device = any(group.get("fused") or group.get("capturable") for group in other.groups)  # which read none
+    names = [] if is_on_device else [name for name, (key, _) in other.state.items() if key == COUNT]
+    counts = _before(program, names)
+    return taken | {before + 1 for before in counts.values()}
 
 
 def _counts(step: Stepped) -> dict[str, Count]:
@@ -109,11 +137,12 @@ def _before(program: CapturedProgram, names: Collection[str]) -> dict[str, float
 
 def places_in(program: CapturedProgram, stepped: Sequence[Stepped]) -> dict[Number, list[Place]]:
     """The numbers that are followed, of each optimizer of `stepped` all or none, and their places in the program."""
-    lines = Counter(step.source for step in stepped)
     calls = Counter(step.name for step in stepped)
+    updated = Counter(name for step in stepped for name in step.group_of)
     found: dict[Number, list[Place]] = {}
     for step in stepped:
-        is_one = lines[step.source] == calls[step.name] == 1  # a count that is raised twice is two numbers
+        # A count that is raised twice is two numbers, and of two optimizers of one parameter nothing tells whose a number is.
+        is_one = calls[step.name] == 1 and all(updated[name] == 1 for name in step.group_of)
         if is_one and step.kind in OF_KIND and _is_of_torch(step):
             found |= _places_of(step, program)
     return found

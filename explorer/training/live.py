@@ -18,6 +18,7 @@ from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
+from tracefuse.recording.hooks import Held
 from tracefuse.training.exported_step import are_same, entries_of, tell
 from tracefuse.training.graphed import graphed_step
 from tracefuse.training.rates import optimizers_of, rates_of
@@ -67,7 +68,7 @@ class Live:
         self._rates = rates_of(joint, update)
         self._slots = {**joint.slots, **update.slots}
         self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
-        self._there: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._there: list[tuple[Held, str, torch.Tensor]] = []
         self._known: list[Any] = []
         self._entries: list[Any] = []
         self._told: set[str] = set()

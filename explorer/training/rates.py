@@ -61,10 +61,11 @@ def rate_source(step: Stepped, group: int) -> str:
 
 
 def optimizers_of(update: CapturedProgram) -> list[Stepped]:
-    """The update's optimizers, each once."""
-    found: dict[int, Stepped] = {}
+    """The update's optimizers, each once; those that are gone by their names."""
+    found: dict[int | str, Stepped] = {}
     for step in update.stepped:
-        found.setdefault(id(step.optimizer()), step)
+        optimizer = step.optimizer()
+        found.setdefault(step.name if optimizer is None else id(optimizer), step)
     return list(found.values())
 
 

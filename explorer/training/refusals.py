@@ -27,7 +27,7 @@ from tracefuse.steps.steps import Steps
 from tracefuse.steps.varying import Varying
 from tracefuse.text import counted
 from tracefuse.training.batches import is_picking
-from tracefuse.training.host_numbers import followed_values
+from tracefuse.training.host_numbers import followed_values, left_alone
 from tracefuse.training.rates import is_rate, rate_of_nobody
 
 OTHER = "take another optimizer, such as `torch.optim.AdamW(…, fused=True)`"
@@ -51,7 +51,7 @@ MOST_LINES = 2
 def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps: Steps | None) -> None:
     """Raises `ExportError` with the line, the values and the remedy for a step that no other one could be run by. `joint` is
     its forward and backward with batches as inputs, `ran` the program without any of what is followed."""
-    captured, values = ran.trace, followed_values(ran)
+    captured, values, alone = ran.trace, followed_values(ran), left_alone(ran)
     program = update.program
     if program.outside is None:
         raise ExportError(
@@ -72,7 +72,7 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
         _check_whole(steps)
         followed = joint.program.trace
         _check_varying(
-            [one for one in steps.varying_later if not _is_batch(one, captured, followed)], joint, update, values
+            [one for one in steps.varying_later if not _is_batch(one, captured, followed)], joint, update, values, alone
         )
         _check_between(steps)
         _check_repeats(steps)
@@ -86,7 +86,7 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
             "writes only to tensors that stay: let it write to the one that is there (`state[…].copy_(new)`), or take another "
             "one, such as `torch.optim.AdamW(…, fused=True)`."
         )
-    _check_read(joint, update, values)
+    _check_read(joint, update, values, alone)
     for part in (joint.program, update.program):
         if (node := rate_of_nobody(part, update.program.stepped)) is not None:
             raise ExportError(
@@ -216,14 +216,20 @@ def _check_frozen(joint: Optimised) -> None:
 
 
 def _check_varying(
-    varying: Sequence[Varying], joint: Optimised, update: Optimised, values: Mapping[str, Set[float]]
+    varying: Sequence[Varying],
+    joint: Optimised,
+    update: Optimised,
+    values: Mapping[str, Set[float]],
+    alone: Sequence[Stepped],
 ) -> None:
-    """`values` are those that a compiled step works out anew, by their lines."""
+    """`values` are those that a compiled step works out anew, by their lines; of the optimizers `alone` there are none."""
     lines = {line_of(node) for node in (*joint.program.trace.ops, *update.program.trace.ops)} | {""}
     for one in varying:
         is_new = is_rate(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
         if not one.is_shape and not is_new and str(one.source or "") in lines:
-            todo = remedy(one.argument, one.source, update.program.stepped, one.here) or _of_data(one, joint.program)
+            todo = remedy(one.argument, one.source, _whose(one.source, alone, update), one.here) or _of_data(
+                one, joint.program
+            )
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
@@ -395,7 +401,9 @@ def _check_state(steps: Steps, joint: Optimised) -> None:
             )
 
 
-def _check_read(joint: Optimised, update: Optimised, values: Mapping[str, Set[float]]) -> None:
+def _check_read(
+    joint: Optimised, update: Optimised, values: Mapping[str, Set[float]], alone: Sequence[Stepped]
+) -> None:
     """An update that computes with what the host read of a tensor, as of a count of steps, holds for this step only."""
     between = [node for node in joint.program.trace.ops if joint.program.in_rounds and not origin(node).autograd]
     lines = {line_of(node) for node in (*between, *update.program.trace.ops)} - {""}
@@ -403,11 +411,16 @@ def _check_read(joint: Optimised, update: Optimised, values: Mapping[str, Set[fl
         if guard.in_optimizer and guard.value in values.get(str(guard.source), ()):
             continue  # a count, which the step raises itself
         if guard.decides and not isinstance(guard.value, bool) and str(guard.source or "") in lines:
-            todo = remedy("", guard.source, update.program.stepped) or YOURS
+            todo = remedy("", guard.source, _whose(guard.source, alone, update)) or YOURS
             raise ExportError(
                 f"the host reads {guard.value!r} of a tensor in {guard.source}, a count of steps or whether gradients are "
                 f"finite, and the update is made for that number: {todo}."
             )
+
+
+def _whose(source: Source | None, alone: Sequence[Stepped], update: Optimised) -> Sequence[Stepped]:
+    """The optimizers that a number of that line may be of: those left `alone`, if there are any."""
+    return [step for step in alone if step.source == source] or update.program.stepped
 
 
 def remedy(argument: str, source: Source | None, steps: Sequence[Stepped], number: object = None) -> str:

@@ -88,7 +88,7 @@ class Fuse:
         carver = Carver({node: at for at, node in enumerate(graph.nodes)}, fusible, decide)
         pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
         pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
-        pieces = duplicate_pieces(pieces, fusible, carver.attempt, decide)
+        pieces = duplicate_pieces(graph, pieces, fusible, carver.attempt, decide)
         pieces = judged(pieces, self.timed, carver.in_two, decide)
         carved = [piece.carved for piece in pieces if piece.carved]
         fused = rebuild(graph, carved)

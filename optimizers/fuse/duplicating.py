@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, with_views
 from tracefuse.optimizers.fuse.remaking import is_cheap, reads_of, sources
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
-from tracefuse.optimizers.ops import behind_views, is_view, reached, readers
+from tracefuse.optimizers.ops import behind_views, is_view, producer, reached, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, val
 
@@ -36,13 +37,15 @@ MOST_OPS = 12
 Attempt = Callable[[Iterable[fx.Node], Sequence[fx.Node]], Piece | None]
 
 
-def duplicate_pieces(pieces: Sequence[Piece], fusible: set[fx.Node], attempt: Attempt, decide: Decide) -> list[Piece]:
+def duplicate_pieces(
+    graph: fx.Graph, pieces: Sequence[Piece], fusible: set[fx.Node], attempt: Attempt, decide: Decide
+) -> list[Piece]:
     """`pieces`, each after those it reads, with cheap values computed where they are read and not written for that.
 
-    `attempt` makes one piece of nodes for given outputs, or None where they have no kernel; `fusible` are the ops that it
-    may be given. Each duplication, and each that was made and is not cheaper, is told to `decide`.
+    `attempt` makes one piece of nodes of the `graph` for given outputs, or None where they have no kernel; `fusible` are the
+    ops that it may be given. Each duplication, and each that was made and is not cheaper, is told to `decide`.
     """
-    table = _Table(fusible, attempt, decide)
+    table = _Table(fusible, compared_values(graph), attempt, decide)
     for piece in pieces:
         table.add(piece)
     for piece in reversed(pieces):
@@ -55,9 +58,10 @@ def duplicate_pieces(pieces: Sequence[Piece], fusible: set[fx.Node], attempt: At
 
 @dataclass
 class _Table:
-    """The pieces, those that hold each op, and those that read each memory."""
+    """The pieces, those that hold each op, and those that read each memory. What is `compared` is computed once."""
 
     fusible: set[fx.Node]
+    compared: set[fx.Node]
     attempt: Attempt
     decide: Decide
     pieces: dict[Piece, None] = field(default_factory=dict)
@@ -90,7 +94,8 @@ class _Table:
         """
         reading = [piece for piece in self.reading.get(value, ()) if piece is not home]
         found = (_from_what_is_read(value, home, reading), _from_a_narrower(value, home)) if reading else ()
-        may_pay = [way for way in found if way and way.may_pay(value, home, reading)]
+        may_be = [way for way in found if way and self.compared.isdisjoint(map(producer, way.ops))]
+        may_pay = [way for way in may_be if way.may_pay(value, home, reading)]
         ways = {way: self._readers(value, way.ops, home, reading) for way in may_pay}
         changes = [change for way, new in ways.items() if (change := self._change(value, way, home, reading, new))]
         best = max(changes, key=lambda change: change.saved, default=None)

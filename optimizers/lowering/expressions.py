@@ -156,6 +156,9 @@ POINTWISE: dict[Any, Rule] = ARITHMETIC | SELECTION | COMPARISON | BITWISE | LOG
 # Their numbers are compared or stored as they are: ATen rounds them to the operands' type first.
 ROUNDING = {*SELECTION, *COMPARISON}
 
+# Comparisons of two tensors: one may be made of the other.
+COMPARED = {op for op in COMPARISON if op._overloadname == "Tensor"}
+
 # Ops whose text compares with a number.
 COMPARING = {
     *COMPARISON, *activations.COMPARED, aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default,

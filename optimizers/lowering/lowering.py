@@ -22,12 +22,20 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.lowering.expressions import ARITHMETIC, COMPARISON, LOGICAL, POINTWISE, ROUNDING, rule_of
+from tracefuse.optimizers.lowering.expressions import (
+    ARITHMETIC,
+    COMPARED,
+    COMPARISON,
+    LOGICAL,
+    POINTWISE,
+    ROUNDING,
+    rule_of,
+)
 from tracefuse.optimizers.lowering.indexing import Index, Lanes, broadcast, ravel, unravel
 from tracefuse.optimizers.lowering.layouts import Layout
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, number_text
 from tracefuse.optimizers.lowering.views import Indices, is_index_map, operand_of_view
-from tracefuse.optimizers.ops import arguments, aten, op_name
+from tracefuse.optimizers.ops import arguments, aten, behind_views, op_name
 from tracefuse.optimizers.trace import HALVES, origin, shape_of, val
 
 EXACT_IN_HALVES = (torch.bool, torch.int8, torch.uint8)
@@ -206,6 +214,8 @@ class Lowering:
         block = self.value(arg, broadcast(at, shape_of(arg)), guards)
         if name in ("condition", "mask") and node.target not in ARITHMETIC:
             return self.cast(block, "int1")
+        if node.target in COMPARED:  # which equals what another kernel wrote only as it would be written itself
+            block = self.as_written(arg, block)
         if node.target in ROUNDING:
             return self.rounded(block, val(arg).dtype, dtype)
         return self.cast(block, COMPUTE_TYPE[dtype])
@@ -219,6 +229,11 @@ class Lowering:
             block = self.emit(node, self.rounded(block, torch.float32, old).text, block.dtype, block.lanes)
         cast = self.rounded(block, old, new)
         return block if cast == block else self.emit(node, cast.text, cast.dtype, cast.lanes)
+
+    def as_written(self, node: fx.Node, block: Value) -> Value:
+        """The value of `node`, of which a kernel keeps more digits than it has, as it is in memory."""
+        is_loaded = behind_views(node) in self.pointers
+        return block if is_loaded else self.rounded(block, torch.float32, val(node).dtype)
 
     def rounded(self, block: Value, old: torch.dtype, new: torch.dtype) -> Value:
         """`block`, of dtype `old`, as values that dtype `new` holds, as an expression."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.fuse.remaking import is_copyable
 from tracefuse.optimizers.kernels.fusible import is_constant, refusal
@@ -14,6 +15,7 @@ from tracefuse.optimizers.ops import behind_views, is_view, read_by, readers
 from tracefuse.optimizers.trace import phase
 
 _LOOPS = "its op is not pointwise, and would need loops of its own there"
+_COMPARED = "it is compared with what was computed from it, which it would equal no more where it is rounded otherwise"
 
 
 class Borders:
@@ -22,22 +24,24 @@ class Borders:
     `region_of`: the number of an op's region, in the order of the trace; `memory`: whose memory a value lies in; `reading`:
     for each region that reads others, the values that it reads of them; `crossing`: their memory, each with the regions that
     read it; `chosen`: of that what nothing else reads; `outside`: the memory that each region reads; `copyable`: what a reader
-    can compute itself; `idle`: the regions that compute only what others may; `stored`: the values that are in memory whatever
-    is chosen here, with the reason; `runs_at`: the place in the trace of a region's last op.
+    can compute itself, but for what is `compared` (`compared_values`); `idle`: the regions that compute only what others may;
+    `stored`: the values that are in memory whatever is chosen here, with the reason; `runs_at`: the place in the trace of a
+    region's last op.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.position = {node: at for at, node in enumerate(graph.nodes)}
         self.region_of = self._numbered(form_regions(graph, {n for n in graph.nodes if refusal(n) is None}))
         self.memory = {node: behind_views(node) for node in graph.nodes}
-        self.copyable = {node for node in self.region_of if is_copyable(node)}
+        self.compared = compared_values(graph)
+        self.copyable = {n for n in self.region_of if is_copyable(n) and n not in self.compared}
         self.reading: dict[int, dict[fx.Node, None]] = {}
         self.crossing: dict[fx.Node, dict[int, None]] = {}
         self.outside: dict[int, set[fx.Node]] = {}
         for node, region in self.region_of.items():
             self._note_operands(node, region)
         self.stored = {n: reason for n in graph.nodes if (reason := self._stored(n))}
-        self.chosen = [n for n in self.crossing if self.stored.get(n, _LOOPS) == _LOOPS]
+        self.chosen = [n for n in self.crossing if self.stored.get(n, _LOOPS) in (_LOOPS, _COMPARED)]
         kept = {region for node, region in self.region_of.items() if node in self.stored or node not in self.copyable}
         self.idle = set(self.region_of.values()) - kept
         self.runs_at = {region: self.position[node] for node, region in self.region_of.items()}
@@ -86,7 +90,7 @@ class Borders:
             if reader not in self.region_of:
                 return f"{reader.name} reads it from memory"
         if node in self.crossing and node not in self.copyable:
-            return _LOOPS
+            return _COMPARED if node in self.compared else _LOOPS
         return None
 
     def _last_read(self, value: fx.Node) -> float:

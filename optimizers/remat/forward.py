@@ -25,6 +25,7 @@ from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, touched_nbytes
 from tracefuse.optimizers.formulas.windows import ADAPTIVE_MAXIMUM, MAXIMUM
+from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.regions import agree, loops_of
 from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.ops import (
@@ -56,7 +57,8 @@ class Forward:
     `in_memory`: values that are stored whether saved or not; `read_from_memory`: values that the backward reads outside of
     kernels that could also compute them, each with the name of such a reader; `stale`: inputs that the forward overwrites,
     and their views; `checkpointed`: values that the program drops, each with the backward op by which it computes it again;
-    `tied`: normalizers, each with the ops that are not recomputed without it (`tied_ops`).
+    `tied`: normalizers, each with the ops that are not recomputed without it (`tied_ops`); `compared`: what a comparison would
+    set beside a result that another rounding gave (`compared_values`).
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -71,6 +73,7 @@ class Forward:
         self.checkpointed = dropped(trace, self.read)
         self.fused = self._fused()
         self.tied = tied_ops(self.nodes, self.fused)
+        self.compared = compared_values(trace.graph)
         self.stale = self._stale({out.of for out, _ in pairs if out.kind == "mutation"})
         # What the program computes again before it overwrites an input cannot be computed again after.
         self.checkpointed = {n: again for n, again in self.checkpointed.items() if impossible(self, n) is None}
@@ -154,6 +157,8 @@ def impossible(forward: Forward, node: fx.Node) -> str | None:
         return "writes to its arguments"
     if is_collective(op):
         return "exchanges tensors with other ranks, which would have to do so once more as well"
+    if op in forward.compared:
+        return "is compared with what was computed from it: rounded otherwise, it would equal that no more"
     overwritten = next((a for a in read_by(op) if a in forward.stale), None)
     if overwritten is not None:
         return f"reads {overwritten.name}, which the forward overwrites"

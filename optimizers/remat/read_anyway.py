@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import fx
 
+from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.remaking import is_cheap, nbytes_read
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
 from tracefuse.optimizers.ops import behind_views, is_view, reached, read_by, readers
@@ -45,6 +46,7 @@ def compute_from_what_is_read(trace: Trace, region_of: Mapping[fx.Node, int], de
         if phase(node) == "backward":
             members.setdefault(region, []).append(node)
     position = {node: at for at, node in enumerate(trace.graph.nodes)}
+    compared = compared_values(trace.graph)
     is_changed = False
     for region, ops in members.items():
         reads = _reads(ops, region, region_of)
@@ -52,7 +54,7 @@ def compute_from_what_is_read(trace: Trace, region_of: Mapping[fx.Node, int], de
         # In the order of the trace: what a later value is computed from is then a copy too, if it is one at all.
         for value in sorted((n for n in reads if _may_be(n) and _is_kept(n, region_of)), key=position.__getitem__):
             again = _Chain(value, reads, parameters, position).found()
-            if again is None:
+            if again is None or not compared.isdisjoint(again):
                 continue
             _copy(again, value, ops, copies)
             spared = nbytes_read(value)

@@ -4,6 +4,7 @@ changes after the capture (rates, groups of parameters) is followed or refused."
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import types
 import warnings
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
 from whole_step_loops import NEAR, Falling, FallingByHook, Loop, captured, check, data_of
 
@@ -117,6 +118,118 @@ def test_the_exported_step_counts_as_well(foreach: bool, tmp_path: Path) -> None
         eager.between()
     assert farthest(theirs, eager) < NEAR
     assert {float(entries["step"]) for entries in theirs.opt.state.values()} == {14.0}
+
+
+# --- several optimizers in one line -----------------------------------------------------------------------------------
+
+
+class InOneLine(Loop):
+    """Two optimizers that are stepped by one line, each with a schedule of its own."""
+
+    kinds: tuple[Any, Any] = (optim.SGD, optim.AdamW)
+    rates = (0.05, 0.01)
+    scheduled = 2
+
+    def optimizer(self) -> optim.Optimizer:
+        one, other = self.kinds
+        matrices, others = (
+            [p for p in self.model.parameters() if (p.dim() == 2) is wanted] for wanted in (True, False)
+        )
+        self.opts = [one(matrices, lr=self.rates[0]), other(others, lr=self.rates[1])]
+        return self.opts[0]
+
+    def more(self) -> None:
+        self.other = self.opts[1]
+        factors = (lambda at: 1 / (1 + at)), (lambda at: 0.9**at)
+        pairs = list(zip(self.opts, factors, strict=True))
+        self.schedules = [lr_scheduler.LambdaLR(opt, factor) for opt, factor in pairs[-self.scheduled :]]
+
+    def step(self, *data: Tensor) -> None:
+        for opt in self.opts:
+            opt.zero_grad()
+        self.loss(*data).backward()
+        for opt in self.opts:
+            opt.step()
+
+    def between(self) -> None:
+        for schedule in self.schedules:
+            schedule.step()
+
+
+def in_one_line(one: Any, other: Any, rates: tuple[float, float] = (0.05, 0.01), scheduled: int = 2) -> type[InOneLine]:
+    return type("Made", (InOneLine,), {"kinds": (one, other), "rates": rates, "scheduled": scheduled})
+
+
+FUSED = functools.partial(optim.Adam, fused=True)
+PAIRS = {
+    "SGD, AdamW": in_one_line(optim.SGD, optim.AdamW),
+    "alike": in_one_line(optim.Adam, optim.Adam),
+    "equal rates, one scheduled": in_one_line(optim.SGD, optim.SGD, (0.1, 0.1), 1),
+    "lists": in_one_line(functools.partial(optim.RMSprop, foreach=True), functools.partial(optim.AdamW, foreach=True)),
+    "fused, not fused": in_one_line(FUSED, optim.Adam),
+    "Muon, AdamW": in_one_line(optim.Muon, optim.AdamW, scheduled=1),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_optimizers_that_one_line_steps_are_followed(name: str) -> None:
+    check(PAIRS[name])
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_optimizers_that_one_line_steps_are_exported(name: str, tmp_path: Path) -> None:
+    ours, theirs, eager = (PAIRS[name]() for _ in range(3))
+    data = data_of(14)
+    path = captured(ours, data[:4]).export(tmp_path / "step.py")
+    for batch in data[:4]:
+        for loop in (theirs, eager):
+            loop.step(*batch)
+            loop.between()
+    step = module_of(path).bind(theirs.model, theirs.opts)
+    for batch in data[4:]:
+        step(*batch)
+        theirs.between()
+        eager.step(*batch)
+        eager.between()
+    assert farthest(theirs, eager) < NEAR
+
+
+class OfOneRate(InOneLine):
+    """Muon's number is that of SGD where a matrix is wider than high, and is not followed."""
+
+    def optimizer(self) -> optim.Optimizer:
+        wide, others = self.model[3].weight, [p for p in self.model.parameters() if p is not self.model[3].weight]
+        self.opts = [optim.SGD(others, lr=0.1), optim.Muon([wide], lr=0.1, weight_decay=0.0)]
+        return self.opts[0]
+
+    def more(self) -> None:
+        super().more()
+        self.schedules = [lr_scheduler.LambdaLR(opt, lambda at: 1 / (1 + at)) for opt in self.opts]
+
+
+def test_a_number_of_another_optimizer_in_the_line_is_not_followed_though_it_is_equal() -> None:
+    with pytest.raises(ExportError, match=r"cannot follow a Python number .*: take another optimizer, such as [^:]*$"):
+        captured(OfOneRate(), data_of(4)).compile()
+
+
+def test_a_capture_is_exported_when_its_optimizers_are_gone_and_not_compiled(tmp_path: Path) -> None:
+    variant = captured(PAIRS["alike"](), data_of(4))
+    assert "'loop.other'" in variant.export(tmp_path / "step.py").read_text()
+    with pytest.raises(
+        ExportError, match=r"the optimizer loop.opt is gone, .*: keep it in a variable, and capture again"
+    ):
+        variant.compile()
+
+
+@pytest.mark.parametrize("kind", [optim.NAdam, optim.RAdam])
+def test_only_the_optimizer_that_is_not_followed_is_to_be_replaced(kind: Any) -> None:
+    with pytest.raises(ExportError) as raised:
+        captured(in_one_line(optim.Adam, kind)(), data_of(4)).compile()
+    assert f"make {kind.__name__} on a GPU" in str(raised.value)
+    assert "make Adam " not in str(raised.value)
+
+
+# --- files and checkpoints --------------------------------------------------------------------------------------------
 
 
 def test_a_step_may_be_exported_when_it_has_trained_and_holds_what_was_captured(tmp_path: Path) -> None:
@@ -304,6 +417,33 @@ def test_halves_are_computed_as_aten_computes_them(dtype: torch.dtype) -> None:
         if at >= 4:
             step(*batch)
     assert farthest(ours, eager) <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
+@pytest.mark.parametrize("text", [text for text in OPTIONS if text.startswith(("SGD", "RMSprop", "Adadelta"))])
+def test_a_rate_that_aten_adds_with_is_rounded_as_aten_rounds_it(text: str, foreach: bool, dtype: torch.dtype) -> None:
+    """To the parameters' type on a CPU, to the last bit; all sizes are whole vectors, behind which ATen rounds once more."""
+    kind = loop_of(text, foreach=foreach)
+
+    class Made(kind):  # type: ignore[misc, valid-type]
+        def prepare(self) -> None:
+            self.model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 64)).to(dtype)
+
+        def loss(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.model(x).square().mean() * y.square().mean()
+
+    ours, eager = Made(), Made()
+    data = [[one.to(dtype) for one in batch] for batch in data_of(9)]
+    step = captured(ours, data[:4]).compile()
+    for at, batch in enumerate(data):
+        eager.step(*batch)
+        if at >= 4:
+            step(*batch)
+            ours.between()
+        eager.between()
+    mine, theirs = ours.left(), eager.left()
+    assert {name for name in theirs if not torch.equal(mine[name], theirs[name])} == set()
 
 
 # --- rates and groups that change after the capture -------------------------------------------------------------------

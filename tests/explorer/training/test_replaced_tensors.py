@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import runpy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -692,3 +694,48 @@ class Logs(OfItsOwn):
 def test_state_that_an_optimizer_makes_anew_is_not_called_its_first(kind: type[Loop], said: str) -> None:
     with pytest.raises(ExportError, match=said):
         captured(kind(), data_of(4)).compile()
+
+
+# --- TorchScript ------------------------------------------------------------------------------------------------------
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("factor", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * self.factor
+
+
+def with_scripted(compiled: Callable[[nn.Module], Any]) -> type[Loop]:
+    class Made(Loop):
+        def prepare(self) -> None:
+            self.model = nn.Sequential(compiled(Weighted().double()), nn.Linear(4, 3).double())
+
+    return Made
+
+
+COMPILED: dict[str, Callable[[nn.Module], Any]] = {
+    "scripted": torch.jit.script,
+    "traced": lambda module: torch.jit.trace(module, torch.randn(5, 4, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_part_in_torchscript_is_trained(how: str) -> None:
+    """It has no dicts of parameters and buffers."""
+    check(with_scripted(COMPILED[how]))
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_buffer_that_a_part_in_torchscript_puts_anew_is_found(how: str, tmp_path: Path) -> None:
+    loop, data = with_scripted(COMPILED[how])(), data_of(6)
+    variant = captured(loop, data[:4])
+    path = variant.export(tmp_path / "step.py")
+    for step in (variant.compile(), runpy.run_path(str(path))["bind"](loop.model, loop.opt)):
+        step(*data[4])
+        loop.model[0].factor = torch.rand(4, dtype=torch.float64)
+        expected = loop.loss(*data[5])
+        assert abs(step(*data[5]) - expected) < NEAR

@@ -38,6 +38,7 @@ FILES = {
         "optimizers/fuse/test_long_sums.py",
         "optimizers/fuse/test_casts.py",
         "optimizers/fuse/test_dropout.py",
+        "optimizers/fuse/test_compared.py",
         "explorer/build/test_tuning.py",
         "explorer/training/test_gradients.py",
     ),
