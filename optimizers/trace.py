@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tracefuse.optimizers.facts import devices, once_per_trace, once_per_value, share_facts, tensors_in
 from tracefuse.optimizers.fakes.answers import yields
+from tracefuse.optimizers.fakes.mode import FakeMode
 from tracefuse.optimizers.ops import does_work, is_getitem, is_mutable, is_random
 from tracefuse.optimizers.origins import NOWHERE, Origin
 
@@ -278,7 +279,7 @@ def fake_mode(graph: fx.Graph) -> FakeTensorMode:
     for node in graph.nodes:
         for tensor in tensors(node):
             return tensor.fake_mode
-    return FakeTensorMode()
+    return FakeMode()
 
 
 def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:

@@ -17,6 +17,7 @@ from tracefuse.assembly.through_views import LAID, OF
 from tracefuse.errors import CaptureError
 from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.fakes.made import fake_tensor
+from tracefuse.optimizers.fakes.mode import FakeMode
 from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
 from tracefuse.optimizers.trace import origin
@@ -28,7 +29,7 @@ aten = torch.ops.aten
 def propagate(built: Built, inputs: Sequence[torch.Tensor]) -> None:
     """Give every node its `FakeTensor`. Where torch's shape function disagrees with the recorded strides, or there is none,
     the recorded layout wins: kernels are generated from it."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode(allow_non_fake_inputs=True)
     with without_tracebacks():
         _propagate(built, mode, inputs)
 
@@ -83,7 +84,7 @@ def _has_steps(tensor: torch.Tensor, value: Value) -> bool:
 def alone(call: Call) -> fx.Node:
     """A node of one recorded op with its fake value, in a graph of which everything that it read is an input."""
     built = Built(fx.Graph())
-    mode = FakeTensorMode()
+    mode = FakeMode()
     for value in dict.fromkeys(call.reads()):
         built.nodes[value] = built.graph.placeholder(f"input_{len(built.nodes)}")
         built.nodes[value].meta["val"] = _empty(mode, value)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
@@ -26,6 +25,7 @@ from tracefuse.assembly.refusals import where
 from tracefuse.assembly.through_views import OF
 from tracefuse.assembly.writes import drawn_in_order, draws_in_order, functional_twin
 from tracefuse.errors import CaptureError
+from tracefuse.optimizers.fakes.mode import FakeMode
 from tracefuse.optimizers.ops import is_mutable
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
@@ -68,7 +68,7 @@ def functionalize(
 
 def _functional_graph(recorded: fx.Graph, recording: Recording, inputs: Mapping[Value, torch.Tensor]) -> fx.Graph:
     program = _Redrawing(recorded, recording.rng_states)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode(allow_non_fake_inputs=True)
     try:
         with without_tracebacks():
             return _traced(program, [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs.values()])

@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tracefuse.optimizers.errors import SessionError
 from tracefuse.optimizers.facts import span, storage_id
+from tracefuse.optimizers.fakes.mode import FakeMode
 from tracefuse.optimizers.formats.plain_data import damaged, items, place, read, record, shown, text, whole, written
 from tracefuse.optimizers.formats.serial_arguments import (
     Operators,
@@ -135,7 +136,7 @@ def trace_from(data: Any, wrote: str, name: str = "step") -> Trace:
     Raises `SessionError` for anything that `trace_record` does not write, and for operators that this torch lacks.
     """
     inputs, outputs, sources, origins, storages, types, tensors, nodes, returned = record(data, PARTS, "trace")
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode(allow_non_fake_inputs=True)
     values = _values(tensors, types, storages, mode)
     phases = ("update",) if name == "update" else ("forward", "backward")
     reader = _Reader(_origins(origins, sources), values, Operators(wrote), Shapes(mode), phases)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tracefuse.optimizers.facts import storages
 from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.fakes.made import fake_tensor
+from tracefuse.optimizers.fakes.mode import FakeMode
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel, kernel_of
 from tracefuse.optimizers.rewrite import layout, layouts
@@ -36,7 +37,7 @@ def at_size(sizes: Sizes, traces: Sequence[Trace], mode: FakeTensorMode | None =
     where a number does not follow the size, and where an op yields something else than the numbers tell; and whatever an op
     raises on the new sizes.
     """
-    made = _Made(sizes, mode or FakeTensorMode(), {}).trace(traces)
+    made = _Made(sizes, mode or FakeMode(), {}).trace(traces)
     verify(made)
     return made
 
