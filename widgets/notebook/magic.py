@@ -4,7 +4,8 @@ The cell runs once, as it would without the magic: an input transformer and an A
 (`tracefuse.widgets.notebook.cell`) turn it into `with TracedCell(ARGS): ...`, and keep no state between cells. Awaits stay at
 the top level, and the value of the last expression is handed to IPython after the block, which displays it.
 
-If the cell raises, the error leaves as it is, no view is shown and nothing is assigned.
+If the cell raises, the error leaves as it is, no view is shown and nothing is assigned; where the name of `-o` is in use, it is
+said that it keeps its value.
 """
 
 from __future__ import annotations
@@ -158,6 +159,9 @@ class TracedCell:
         if error is not None:
             hide_frames(error)
             self._leave()
+            if (name := self.arguments.output) in self.shell.user_ns:
+                said = f"the cell did not run to its end, and was not captured: {name} is what it was before"
+                print(f"tracefuse: {said}", file=sys.stderr)
             return
         # The cell itself has worked: what goes wrong from here on is shown below it and does not stop Run-All.
         try:

@@ -111,6 +111,8 @@ function small(number) {
 export function ownTime({ runs_triton: runsTriton, timing, clock }) {
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
   if (runsTriton || clock.chosen === "here" || !timing || !row?.baseline_ms) return "";
-  const after = row.variant_ms && !timing.stale ? ` → ${figure(row.variant_ms.median)}` : "";
-  return `On this CPU a step took ${figure(row.baseline_ms.median)}${after} ms, measured.`;
+  const took = `On this CPU a step took ${figure(row.baseline_ms.median)}`;
+  if (!row.variant_ms || timing.stale) return `${took} ms, measured.`;
+  const isSeen = row.verdict === "faster" || row.verdict === "slower";
+  return isSeen ? `${took} → ${figure(row.variant_ms.median)} ms, measured.` : `${took} ms, measured; with the passes: ${row.verdict}.`;
 }
