@@ -4,8 +4,8 @@ The cell runs once, as it would without the magic: an input transformer and an A
 (`tracefuse.widgets.notebook.cell`) turn it into `with TracedCell(ARGS): ...`, and keep no state between cells. Awaits stay at
 the top level, and the value of the last expression is handed to IPython after the block, which displays it.
 
-If the cell raises, the error leaves as it is, no view is shown and nothing is assigned; where the name of `-o` is in use, it is
-said that it keeps its value.
+If the cell raises, the error leaves as it is, no view is shown and nothing is assigned; where the name of `-o` is in use, it
+is said that it keeps its value.
 """
 
 from __future__ import annotations
