@@ -57,9 +57,10 @@ class StepCapture(RecordedCapture):
                 "no optimizer of torch's made a step: nothing tells where a step ends. Capture one step by itself, with "
                 "`with tracefuse.capture():` around it."
             )
+        earlier = max(1, steps - 1)  # the one behind it is compared with it
         return (
             f"the run ended after {counted(steps, 'whole step')}, before step {n} was over: train for more steps, or capture "
-            "an earlier one (`tracefuse.capture_step(n=1)`)."
+            f"an earlier one (`capture_step(n={earlier})`, `--step {earlier}`)."
         )
 
 

@@ -19,6 +19,7 @@ from tracefuse.optimizers.pad import readers_of, take_losing, worth
 from tracefuse.optimizers.trace import human_bytes, is_on_gpu, line_of, nbytes, origin, val
 from tracefuse.recording.operators import LOADER
 from tracefuse.tables.folding import folded_paths, name_of, work
+from tracefuse.text import counted
 
 
 def casts_of_weights(case: Case) -> Iterator[Finding]:
@@ -138,7 +139,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
         yield from case.finding(
             "unaligned-matmul",
             severity or (case.severity(whole_us) and "low"),  # the model may know no reason why these are slow
-            f"{len(group)} matmuls over a dimension of {width:,}, which is no multiple of {multiple}",
+            f"{counted(len(group), 'matmul')} over a dimension of {width:,}, which is no multiple of {multiple}",
             (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
             group,
             group[0],
@@ -158,7 +159,7 @@ def _beside_tensor_cores(case: Case, matmuls: Sequence[fx.Node]) -> Iterator[Fin
         yield from case.finding(
             "unaligned-matmul",
             case.severity(us) and "low",
-            f"{len(group)} matmuls over an unaligned dimension of {width:,}",
+            f"{counted(len(group), 'matmul')} over an unaligned dimension of {width:,}",
             (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", f"{dtype(group[0])}, without TF32")),
             group,
             group[0],
