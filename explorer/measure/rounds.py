@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,9 @@ REPORT_ROUNDS = (
     3  # And as many rounds as long as the longest, so that settling costs little; odd, to fall on every order.
 )
 SETTLE_S = 0.05  # Of untimed replays after one: about as long as a browser draws.
+
+turn = threading.RLock()
+"""Held by the thread that times: it runs alone in the process, without what a view does ahead."""
 
 _TOO_EARLY = f"cancelled before the {MIN_ROUNDS} rounds that an interval takes: nothing was measured"
 
@@ -79,31 +83,32 @@ def measure(
         raise MeasureError("there is nothing to measure: pass at least one program")
     check_arguments(budget_s, progress)
     clock, report, is_cancelled = clock or clock_of(device), progress or _silent, is_cancelled or _never
-    cold = {}
-    for name, program in programs.items():
+    with turn:
+        cold = {}
+        for name, program in programs.items():
+            check_not(is_cancelled)
+            report(0.0, f"first run of {name}")
+            cold[name] = _sample(program, clock, 1)["step"]
         check_not(is_cancelled)
-        report(0.0, f"first run of {name}")
-        cold[name] = _sample(program, clock, 1)["step"]
-    check_not(is_cancelled)
-    report(0.0, "comparing results")
-    start_s, second = clock.now_s(), SecondRun(clock, device, lambda: check_not(is_cancelled))
-    gc.collect()
-    with uncollected():
-        differences = compare(programs, reference, second)
-    inner = _inner(one["step"][0] for one in second.samples.values())
-    round_s = inner * sum(one["step"][0] for one in second.samples.values()) / 1e3
-    if clock.now_s() - start_s + round_s > budget_s:
-        samples, stopped, inner = {name: second.samples[name] for name in programs}, f"budget of {budget_s:g} s", 1
-    else:
-        budget = _Budget(budget_s, MAX_ROUNDS if max_rounds is None else max_rounds, start_s)
-        samples, stopped = _rounds(programs, clock, inner, budget, report, is_cancelled)
-    report(1.0, "measured")
-    timings = tuple(
-        _program_timing(name, mine, next(iter(samples.values())), cold[name], second.peaks[name], differences[name])
-        for name, mine in samples.items()
-    )
-    rounds = len(next(iter(samples.values()))["step"])
-    return Timing(device_label(device), timings, rounds, inner, stopped)
+        report(0.0, "comparing results")
+        start_s, second = clock.now_s(), SecondRun(clock, device, lambda: check_not(is_cancelled))
+        gc.collect()
+        with uncollected():
+            differences = compare(programs, reference, second)
+        inner = _inner(one["step"][0] for one in second.samples.values())
+        round_s = inner * sum(one["step"][0] for one in second.samples.values()) / 1e3
+        if clock.now_s() - start_s + round_s > budget_s:
+            samples, stopped, inner = {name: second.samples[name] for name in programs}, f"budget of {budget_s:g} s", 1
+        else:
+            budget = _Budget(budget_s, MAX_ROUNDS if max_rounds is None else max_rounds, start_s)
+            samples, stopped = _rounds(programs, clock, inner, budget, report, is_cancelled)
+        report(1.0, "measured")
+        timings = tuple(
+            _program_timing(name, mine, next(iter(samples.values())), cold[name], second.peaks[name], differences[name])
+            for name, mine in samples.items()
+        )
+        rounds = len(next(iter(samples.values()))["step"])
+        return Timing(device_label(device), timings, rounds, inner, stopped)
 
 
 def check_arguments(budget_s: float, progress: Progress | None) -> None:

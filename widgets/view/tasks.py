@@ -17,11 +17,10 @@ import torch
 from IPython.core.getipython import get_ipython
 
 from tracefuse.assembly.draws import undisturbed
-from tracefuse.measure.rounds import check_not
+from tracefuse.measure.rounds import check_not, turn
 
 POLL_S = 0.1  # How late a cancel may be noticed while waiting for a turn.
 ROUND_S = 2.0  # The longest that a switch waits for a round to end; what takes longer is mostly compiling, which is not timed.
-_turn = threading.Lock()
 
 
 class Cells:
@@ -140,7 +139,7 @@ class Task:
         in_thread = self._thread is threading.current_thread()
         self._wait_while(lambda: in_thread and cells.is_running, lambda: report(0.0, "waiting for the cell that runs"))
         self._wait_while(
-            lambda: not _turn.acquire(timeout=POLL_S), lambda: report(0.0, "waiting for another measurement")
+            lambda: not turn.acquire(timeout=POLL_S), lambda: report(0.0, "waiting for another measurement")
         )
         try:
             self._timing_thread, self._is_timing = threading.current_thread(), True
@@ -148,7 +147,7 @@ class Task:
                 yield
         finally:
             self._is_timing = False
-            _turn.release()
+            turn.release()
 
     def _wait_while(self, is_busy: Callable[[], bool], report: Callable[[], None]) -> None:
         while is_busy():
@@ -160,7 +159,7 @@ class Task:
 @contextmanager
 def idle_turn() -> Iterator[None]:
     """Do a short piece of work that nobody waits for, while nothing is timed."""
-    with _turn:
+    with turn:
         yield
 
 

@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import random
+import threading
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from tracefuse.device.clocks import CpuClock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.execution.agreement import max_abs_difference
 from tracefuse.execution.program import Replays
-from tracefuse.measure.rounds import _order, measure
+from tracefuse.measure.rounds import _order, measure, turn
 from tracefuse.measure.timing import (
     CONFIDENCE,
     FEWEST,
@@ -53,6 +54,28 @@ def test_programs_take_turns_in_an_order_that_turns_round_and_the_clock_waits_be
     assert log == expected
     assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
     assert all(one == other[::-1] for one, other in zip(turns[::2], turns[1::2], strict=True))
+
+
+def test_nothing_runs_before_what_a_view_does_ahead_is_over() -> None:
+    clock, is_held, may_end = FakeClock(), threading.Event(), threading.Event()
+
+    def ahead() -> None:
+        with turn:
+            is_held.set()
+            may_end.wait()
+            clock.log.append("ahead")
+
+    threads = [threading.Thread(target=ahead)]
+    threads[0].start()
+    is_held.wait()
+    threads.append(threading.Thread(target=measure, args=({"a": clock.program("a", 4, 4)},), kwargs={"clock": clock}))
+    threads[1].start()
+    threads[1].join(0.1)
+    assert clock.log == []
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert clock.log[:3] == ["ahead", "wait", "a forward"]
 
 
 def test_what_disturbs_every_fourth_sample_keeps_step_with_no_order() -> None:
