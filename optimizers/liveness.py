@@ -105,23 +105,13 @@ def _extents(trace: Trace) -> tuple[_Groups, dict[int, int]]:
     one of them, where there is one."""
     groups: _Groups = {}
     last: dict[int, int] = {}
-    for node in trace.placeholders:
+    place = {node: at for at, node in enumerate(trace.ops)}
+    for node in (*trace.placeholders, *place):
+        end = max([place[user] for user in node.users if user in place], default=place.get(node))
         for memory in storages(node):
-            groups.setdefault(memory, (0, []))[1].append(node)
-    lists: dict[fx.Node, int] = {}  # each of them is read as often as it has parts
-    for at, node in enumerate(trace.ops):
-        for operand in node.all_input_nodes:
-            memories = storages(operand)
-            if len(memories) > 1:
-                lists[operand] = at
-            else:
-                last.update(dict.fromkeys(memories, at))
-        for memory in storages(node):
-            groups.setdefault(memory, (at, []))[1].append(node)
-            last[memory] = at
-    for several, at in lists.items():
-        for memory in storages(several):
-            last[memory] = max(at, last.get(memory, at))
+            groups.setdefault(memory, (place.get(node, 0), []))[1].append(node)
+            if end is not None:
+                last[memory] = max(end, last.get(memory, end))
     return groups, last
 
 

@@ -23,7 +23,7 @@ from torch import fx
 from tracefuse.optimizers.errors import NotSupported
 from tracefuse.optimizers.facts import once_per_value, tensors_in
 from tracefuse.optimizers.gc_pause import uncollected
-from tracefuse.optimizers.ops import is_getitem, is_view, op_name
+from tracefuse.optimizers.ops import is_getitem, is_view, op_name, read_by
 from tracefuse.optimizers.origins import Origin
 from tracefuse.optimizers.trace import Input, Trace, human_bytes, nbytes, origin, tensor_type
 
@@ -107,8 +107,7 @@ def last_uses(trace: Trace) -> dict[fx.Node, list[str]]:
     last: dict[fx.Node, fx.Node] = {}
     for node in trace.ops:
         last[node] = node
-        for operand in node.all_input_nodes:
-            last[operand] = node
+        last.update(dict.fromkeys(read_by(node), node))
     dying: dict[fx.Node, list[str]] = {}
     for node, reader in last.items():
         if node not in returned and (node.op == "call_function" or node.name in saved):

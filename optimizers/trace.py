@@ -334,7 +334,7 @@ def _copied(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> f
 
 
 def create_op(graph: fx.Graph, target: Any, args: Any, kwargs: Any, name: str) -> fx.Node:
-    """`graph.create_node`, but that it does not search the operands, which are those of another op, for symbolic numbers.
+    """`graph.create_node`, but that it does not search the operands, of another op or of one that ran, for symbolic numbers.
 
     Private: as in `_copied`, and `_find_nodes_lookup_table`, seen on torch 2.13.
     """

@@ -26,7 +26,7 @@ from tracefuse.errors import CaptureError
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
 from tracefuse.optimizers.facts import is_dense
 from tracefuse.optimizers.origins import NOWHERE
-from tracefuse.optimizers.trace import set_origin
+from tracefuse.optimizers.trace import create_op, set_origin
 from tracefuse.recording.calls import BATCH_NORMS, Call, Recording, Value, values_in
 
 aten = torch.ops.aten
@@ -149,7 +149,7 @@ def build_graph(recording: Recording, kept: Sequence[Value], names: Mapping[Valu
 def emit(built: Built, call: Call, func: OpOverload, hint: tuple[str, ...] = ()) -> fx.Node:
     """A node of `func`, the call's own operator or its twin, on the nodes of what the call read."""
     args, kwargs = (_on_nodes(built, call, part) for part in arguments_of(call, func))
-    node = built.graph.create_node("call_function", func, args, kwargs, _plain_name(func))
+    node = create_op(built.graph, func, args, kwargs, _plain_name(func))
     set_origin(node, call.origin)
     if func is call.func and isinstance(first := next(iter(call.args), None), Value):
         node.meta[OF] = first
@@ -198,7 +198,7 @@ def _bind(built: Built, outs: Any, node: fx.Node) -> None:
 
 
 def _item(built: Built, node: fx.Node, index: int) -> fx.Node:
-    item = built.graph.create_node("call_function", operator.getitem, (node, index), {}, f"{node.name}_{index}")
+    item = create_op(built.graph, operator.getitem, (node, index), {}, f"{node.name}_{index}")
     item.meta["custom"] = dict(node.meta["custom"])
     return item
 

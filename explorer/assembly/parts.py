@@ -19,7 +19,7 @@ from tracefuse.assembly.functional import WRITTEN, Built
 from tracefuse.assembly.names import Names
 from tracefuse.optimizers.costs.eager_memory import HELD, IN_PLACE
 from tracefuse.optimizers.ops import is_getitem, is_random, producer
-from tracefuse.optimizers.trace import Input, Output, OutputKind, Trace, eliminate_dead_code, origin
+from tracefuse.optimizers.trace import Input, Output, OutputKind, Trace, create_op, eliminate_dead_code, origin
 from tracefuse.recording.calls import Value
 from tracefuse.recording.roles import OLD_GRADIENT, Roles
 
@@ -283,12 +283,12 @@ class Parts:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
                 plain = f"{args[0].name}_{args[1]}" if is_getitem(node) else re.sub(r"_\d+$", "", node.name)
                 name = self._names.fresh(preferred.get(node, plain.removeprefix("scaled_dot_product_")))
-                new[node] = graph.create_node("call_function", node.target, args, kwargs, name)
+                new[node] = create_op(graph, node.target, args, kwargs, name)
                 custom = node.meta.get("custom") or {}
                 kept = {key: custom[key] for key in ("tracefuse", HELD, IN_PLACE, CALLED, WRITTEN) if custom.get(key)}
                 if (place := self._places.get(node)) and not origin(node).module_type:
                     kept[GIVEN] = place
-                new[node].meta = {"val": node.meta["val"], "phase": phase, "custom": kept}
+                new[node].meta.update(val=node.meta["val"], phase=phase, custom=kept)
 
 
 def _plain(source: str) -> str:

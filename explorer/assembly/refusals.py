@@ -24,7 +24,7 @@ REMEDIES = {
 """For each kind of tensor that is not plain and dense."""
 
 
-_UNANSWERED = {"symm_mem::", "_c10d_functional::batch_p2p_ops", "_c10d_functional::isend", "_c10d_functional::irecv"}
+_UNANSWERED = "symm_mem::", "_c10d_functional::batch_p2p_ops", "_c10d_functional::isend", "_c10d_functional::irecv"
 """Exchanges whose operators do not say what this process receives."""
 
 
@@ -50,12 +50,12 @@ def check_supported(recording: Recording) -> None:
                 f"{call.func}{where(call.origin.source)} works on a storage, which may be written to by no operator. Write to "
                 "the tensor (`tensor.zero_()`), or capture a smaller piece."
             )
-        if any(call.func._schema.name.startswith(name) for name in _UNANSWERED):
+        if call.func._schema.name.startswith(_UNANSWERED):
             raise CaptureError(
                 f"{call.func}{where(call.origin.source)} talks to other processes, and does not say what it receives. Use a "
                 "collective of `torch.distributed` in its place, or capture the module before it is wrapped."
             )
-        _check_dense([*call.reads(), *call.out_values()], f"{call.func}{where(call.origin.source)} computes with")
+        _check_dense([*call.reads(), *call.out_values()], call)
     _check_dense([given for _, given, _ in recording.roots if given is not None], "a backward starts from")
     for node in recording.unseen:  # not of classes that run operators of their own, which are refused above
         raise CaptureError(
@@ -82,18 +82,22 @@ def _of_higher_order(call: Call) -> str:
     )
 
 
-def _check_dense(values: list[Value], what: str) -> None:
+def _check_dense(values: list[Value], what: Call | str) -> None:
+    """Raises `CaptureError` where one of the values, of an op or of what a sentence says of them, is no dense tensor."""
     kind = next((value.kind for value in values if value.kind is not None), None)
+    if kind is None:
+        return
+    said = what if isinstance(what, str) else f"{what.func}{where(what.origin.source)}"
     if kind == "storage-made":
         raise CaptureError(
-            f"{what.removesuffix(' computes with')} works on a storage, which no operator filled. Write to and copy tensors "
+            f"{said} works on a storage, which no operator filled. Write to and copy tensors "
             "(`tensor.zero_()`, `tensor.clone()`), or capture a smaller piece."
         )
-    if kind is not None:
-        remedy = REMEDIES.get(kind, f"Capture the program without {kind} (on one process, before it is sharded)")
-        raise CaptureError(
-            f"{what} {kind} tensors, and a trace holds dense ones only. {remedy}, or capture a smaller piece."
-        )
+    remedy = REMEDIES.get(kind, f"Capture the program without {kind} (on one process, before it is sharded)")
+    computes = "" if isinstance(what, str) else " computes with"
+    raise CaptureError(
+        f"{said}{computes} {kind} tensors, and a trace holds dense ones only. {remedy}, or capture a smaller piece."
+    )
 
 
 def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:

@@ -71,8 +71,9 @@ def unshown(
     known = set(map(id, _unread(recording, {*returned, *(of_python & bound.keys())})))
     # What a backward starts from that is no part of the trace is no variable's.
     seeds = {given for _, given, _ in recording.roots if given is not None}
-    held = [call for call in _unread(recording, {*returned, *seeds}) if id(call) not in known]
-    return _dropped(never_used), (*_given_elsewhere(_unread(recording, {*returned, *seeds})), *_beside(held, bound))
+    left_out = _unread(recording, {*returned, *seeds})
+    held = [call for call in left_out if id(call) not in known]
+    return _dropped(never_used), (*_given_elsewhere(left_out), *_beside(held, bound))
 
 
 def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
@@ -204,12 +205,14 @@ def _reads_of_histories(recorder: Recorder) -> Iterator[tuple[Value, Source | No
     """Each tensor of outside that is no leaf, and where the forward reads it with the graph behind it, which `detach` leaves
     out, as it does with the state of a recurrent net. A sum of losses that no backward starts from has none to follow."""
     recording = recorder.recording
-    followed = _behind_backwards(recording)
     made = {
         value
         for value, tensor in recording.externals.items()
         if value not in recording.snapshots and not is_leaf(tensor)
     }
+    if not made:
+        return
+    followed = _behind_backwards(recording)
     for call in recording.calls:
         if not call.in_engine and call.func is not torch.ops.aten.detach.default and _makes(call) & followed:
             yield from ((value, call.origin.source) for value in call.reads() if value in made)

@@ -24,7 +24,7 @@ from tracefuse.lint.facts import HALVES, is_explicit_cast
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import bytes_moved, flops, touched_nbytes
 from tracefuse.optimizers.facts import once_per_trace
-from tracefuse.optimizers.liveness import saved_values
+from tracefuse.optimizers.liveness import known_saved_values
 from tracefuse.optimizers.ops import behind_views, does_work, grouped, is_getitem, producer, readers
 from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin, phase, val
 from tracefuse.tables.folding import work
@@ -312,4 +312,4 @@ def _halves(trace: Trace, matrices: set[fx.Node]) -> str:
 
 def _kept(trace: Trace, matrices: set[fx.Node]) -> int:
     names_of = {node.name for node in matrices}
-    return sum(saved.nbytes for saved in saved_values(trace) if saved.name in names_of)
+    return sum(saved.nbytes for saved in known_saved_values(trace) if saved.name in names_of)

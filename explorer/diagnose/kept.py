@@ -14,7 +14,7 @@ from tracefuse.lint.spared import with_kernels
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.cost import Peaks, packet_name
 from tracefuse.optimizers.facts import storages
-from tracefuse.optimizers.liveness import Saved, peak_bytes, saved_bytes, saved_values
+from tracefuse.optimizers.liveness import Saved, known_saved_values, peak_bytes, saved_bytes
 from tracefuse.optimizers.ops import producer, readers
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.budget import Budgeting
@@ -108,7 +108,7 @@ def _needless(trace: Trace, peaks: Peaks) -> Needless | None:
     choice = budgeting.unlimited
     kept = {memory for node in choice.kept for memory in storages(node)}
     nodes = {n.name: n for n in trace.ops}
-    spared = [one for one in saved_values(trace) if kept.isdisjoint(storages(nodes[one.name]))]
+    spared = [one for one in known_saved_values(trace) if kept.isdisjoint(storages(nodes[one.name]))]
     gone = tuple(one for one in spared if _is_for_autograd(nodes[one.name]))
     before = saved_bytes(trace)
     after = choice.nbytes + sum(one.nbytes for one in spared if one not in gone)

@@ -21,7 +21,7 @@ from tracefuse.errors import TracefuseError
 from tracefuse.findings.finding import Case
 from tracefuse.optimizers.costs.cost import is_allocation, packet_name
 from tracefuse.optimizers.costs.eager_memory import IN_PLACE
-from tracefuse.optimizers.ops import does_work, frozen, grouped, is_mutable, is_random, is_view, producer
+from tracefuse.optimizers.ops import does_work, frozen, grouped, is_mutable, is_random, is_view, producer, read_by
 from tracefuse.optimizers.rewrite import evaluate
 from tracefuse.optimizers.trace import Trace, line_of, origin, tensors
 from tracefuse.recording.frames import is_installed
@@ -92,7 +92,7 @@ def longest_chain(trace: Trace, nodes: Iterable[fx.Node]) -> int:
     """The most of `nodes` of which each needs the one before."""
     wanted, chain = set(nodes), dict[fx.Node, int]()
     for node in trace.ops:
-        chain[node] = (node in wanted) + max((chain.get(a, 0) for a in node.all_input_nodes), default=0)
+        chain[node] = (node in wanted) + max((chain.get(a, 0) for a in read_by(node)), default=0)
     return max((chain[node] for node in wanted), default=0)
 
 
@@ -103,10 +103,13 @@ _numbered: WeakKeyDictionary[Trace, dict[tuple[bool, bool], Numbering]] = WeakKe
 
 
 def numbering(case: Case, by_gradient: bool = False, by_checkpoints: bool = False) -> Numbering:
-    """The numbers of the case's values, given once for each trace: several detectors ask for them."""
+    """The numbers of the case's values, given once for each trace: up to the last op of the program's own lines, behind which
+    nothing but checkpoints is asked about."""
     known, how = _numbered.setdefault(case.trace, {}), (by_gradient, by_checkpoints)
     if how not in known:
-        known[how] = Numbering(case.trace, case.program, *how)
+        ops, own = case.trace.ops, case.own_ops
+        asked = ops if by_checkpoints else ops[: ops.index(own[-1]) + 1] if own else ()
+        known[how] = Numbering(case.trace, case.program, *how, asked)
     return known[how]
 
 
@@ -118,10 +121,16 @@ class Numbering:
     With `by_gradient` values are equal only where autograd computes the same gradients for them: `f` and `f.detach()` are one
     value, and what a layer makes of them is not. With `by_checkpoints` what a checkpoint computes again is equal where dropout
     was: of an op in place it is the result, and `native_dropout_backward` gives the dropout that its mask was drawn for.
+    `ops` are the first ones of the trace, as many as have numbers; by default all.
     """
 
     def __init__(
-        self, trace: Trace, program: CapturedProgram, by_gradient: bool = False, by_checkpoints: bool = False
+        self,
+        trace: Trace,
+        program: CapturedProgram,
+        by_gradient: bool = False,
+        by_checkpoints: bool = False,
+        ops: Iterable[fx.Node] | None = None,
     ) -> None:
         self._by_checkpoints = by_checkpoints
         self._backward = _backward_of(trace) if by_gradient else {}
@@ -136,7 +145,7 @@ class Numbering:
             self._give(node, ("input", same.get(entry.name, entry.name)))
             if entry.name in standing:
                 self.constants.add(node)
-        for node in trace.ops:
+        for node in trace.ops if ops is None else ops:
             self._number(node)
 
     def _number(self, node: fx.Node) -> None:
@@ -153,7 +162,7 @@ class Numbering:
             self._backward.get(origin(node).seq, ()),
         )
         self._give(node, ("alone", node) if alone else same)
-        if not alone and all(a in self.constants for a in node.all_input_nodes):
+        if not alone and self.constants.issuperset(read_by(node)):
             self.constants.add(node)
 
     def _numbered(self, node: fx.Node) -> Hashable:

@@ -177,13 +177,13 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 def values_in(tree: Any) -> list[Value]:
     """The values in arguments or results of an operator, in order."""
-    if isinstance(tree, Value):
-        return [tree]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (tuple, list)):
-        return []
-    return [value for one in tree for value in values_in(one)]
+    found: list[Value] = []
+    for one in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else (tree,):
+        if isinstance(one, Value):
+            found.append(one)
+        elif isinstance(one, (tuple, list, dict)):
+            found += values_in(one)
+    return found
 
 
 def is_mutable(func: OpOverload | HigherOrderOperator) -> bool:

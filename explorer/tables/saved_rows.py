@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tracefuse.optimizers.ops import grouped
@@ -49,21 +49,16 @@ def saved_rows(
 ) -> tuple[SavedRow, ...]:
     """Every storage that `before` or `after` saves for its backward; `records` and `records_before` led to them."""
     folds = folded_paths(before)
-    rows = {row.name: row for row in _saved(before, records_before, folds)}
-    found = {name: replace(row, nbytes=Pair(row.nbytes.after, 0)) for name, row in rows.items()}
-    for row in _saved(after, records, folds):
-        earlier = rows[row.name].nbytes.after if row.name in rows else 0
-        found[row.name] = replace(row, nbytes=Pair(earlier, row.nbytes.after))
-    return tuple(found.values())
+    saved = [{one.name: one for one in explain_saved(*of)} for of in ((before, records_before), (after, records))]
+    nodes = [{node.name: node for node in trace.graph.nodes} for trace in (before, after)]
 
-
-def _saved(trace: Trace, records: Sequence[PassRecord], folds: Mapping[str, str]) -> Iterable[SavedRow]:
-    """The rows of one trace, with its bytes as those after the passes."""
-    nodes = {node.name: node for node in trace.graph.nodes}
-    for one in explain_saved(trace, records):
-        node, size = nodes[one.name], Pair(0, one.nbytes)
+    def row(name: str) -> SavedRow:
+        one, node = saved[name in saved[1]][name], nodes[name in saved[1]][name]
+        size = Pair(*(known[name].nbytes if name in known else 0 for known in saved))
         module, folded = origin(node).module, name_of(node, folds)
-        yield SavedRow(one.name, module, folded, line_of(node), one.reason, size, one.readers, one.decision)
+        return SavedRow(name, module, folded, line_of(node), one.reason, size, one.readers, one.decision)
+
+    return tuple(map(row, saved[0] | saved[1]))
 
 
 def by_reason(rows: Iterable[SavedRow]) -> list[Group]:

@@ -22,7 +22,7 @@ from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
 from tracefuse.optimizers.facts import once_per_trace, storages
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import known_saved_values
-from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer, reached
+from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer, reached, read_by
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace, origin, phase, recomputes, tensors
 
@@ -103,7 +103,7 @@ def _reasons(trace: Trace) -> dict[str, str]:
         for memory in kept & storages(node).keys():
             groups[memory].append(node)
     gradients = {n for out, n in trace.output_pairs if out.kind == "gradient"}
-    needed = reached(trace.returned, lambda node: node.all_input_nodes)
+    needed = reached(trace.returned, read_by)
     found: dict[str, str] = {}
     for group in groups.values():
         found.update(dict.fromkeys((node.name for node in group), _reason(group, gradients, needed)))

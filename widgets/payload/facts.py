@@ -18,7 +18,7 @@ from tracefuse.optimizers import liveness
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
 from tracefuse.optimizers.facts import once_per_trace, once_per_value
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
+from tracefuse.optimizers.ops import does_work, grouped, op_name, producer, read_by
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
 from tracefuse.tables.folding import name_of
 from tracefuse.tables.memory import input_bytes
@@ -200,7 +200,7 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
         "module": where.module,
         "module_type": where.module_type,
         "source": f"{source.line}: {source.text.strip()}" if source else "",
-        "reads": [n.name for n in node.all_input_nodes][:MAX_NAMES],
+        "reads": [n.name for n in read_by(node)][:MAX_NAMES],
         "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
         "twins": around.twins.get((other, where.seq), [])[:MAX_NAMES],
         "saved_bytes": around.saved.get(node.name, 0),
