@@ -21,6 +21,7 @@ from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
 from tracefuse.assembly.unshown import (
     Dropped,
+    Unrecorded,
     blind_spots,
     forwards_first,
     growing_by_list,
@@ -126,7 +127,7 @@ class CapturedProgram:
     optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     thawed: tuple[str, ...] = ()
     pinned: frozenset[str] = frozenset()
-    unrecorded: tuple[str, ...] = ()
+    unrecorded: tuple[Unrecorded, ...] = ()
     backwards: int = 1
     order: str = ""
     update: CapturedProgram | None = None
@@ -289,7 +290,7 @@ def captured_program(
         pinned=pinned_among(joint.trace, examples),
         unrecorded=(
             *blind_spots(recorder, elsewhere),
-            *exchanged,
+            *map(Unrecorded, exchanged),
             *own_generators(recording, [one.trace for one in parts]),
             *(() if elsewhere else beside),
         ),

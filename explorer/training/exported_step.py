@@ -434,6 +434,8 @@ def bind(model, optimizer, tensors=None):
     bound = Bound(models, optimizers, dict(tensors or {}))
     bound.check_models()
     bound.order()
+    for said in TOLD:
+        tell(said, 3)
     return TrainingStep(bound, example_cotangents(COTANGENT_DTYPES))
 
 

@@ -13,7 +13,7 @@ from tracefuse.assembly.cut import descendants
 from tracefuse.assembly.parts import is_unnamed
 from tracefuse.assembly.program import CapturedProgram, Carried, Stepped
 from tracefuse.assembly.refusals import where
-from tracefuse.assembly.unshown import DRAWS_OTHERS, NOT_DONE
+from tracefuse.assembly.unshown import Lack
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.lines.statements import gives_memory
@@ -110,7 +110,7 @@ def not_compared(steps: Steps | None) -> str:
 def never_compiled(program: CapturedProgram) -> str:
     """Why no compiled step is made of a program, as far as the capture itself tells, with the remedy; "" where it does not."""
     said = program.uncut and f"{program.uncut}."
-    if any(program.uncut in one for one in program.unrecorded):  # it is told there
+    if any(one.lack is Lack.MADE_ELSEWHERE for one in program.unrecorded):  # it is told there
         said = ""
     first = "" if program.update is None else first_of_optimizer(program.update.trace)
     return (said or first) and f"It is not compiled: {said or first}"
@@ -153,15 +153,38 @@ def _check_whole(steps: Steps) -> None:
 def _check_given(ran: CapturedProgram) -> None:
     """What is computed and then given to a tensor as its memory is in no trace. Where other steps were seen, what these read
     tells whether it is needed."""
-    for said in ran.unrecorded:
-        if NOT_DONE in said:
-            raise ExportError(said)
+    for one in ran.unrecorded:
+        if one.lack is Lack.GIVEN_MEMORY:
+            raise ExportError(one.said)
 
 
-def otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
+def told(ran: CapturedProgram, followed: CapturedProgram, steps: Steps | None) -> Iterator[str]:
+    """What whoever calls the step is to know of it: a sentence each, which compiling tells, and binding an exported file.
+    `followed` is the program `ran` with batches as inputs."""
+    for name, line in followed.prepared.items():
+        yield (
+            f"the step takes {name} as {line} makes it, and nothing tells the data that it is made of from it: pass what "
+            "comes of that line, or give that a variable, which the step then has as its name"
+        )
+    for line in dict.fromkeys(str(one.source) for one in followed.carried if is_number_kept(one)):
+        yield (
+            f"{line} makes a number anew from that of the step before, which a compiled step does not: it stays as it is. "
+            "Write to it in place (`average.mul_(0.9).add_(0.1 * loss.detach())`), or compute it from what the step returns"
+        )
+    for line in dict.fromkeys(str(one.source) for one in followed.carried if one.is_number):
+        yield (
+            f"{line} makes a tensor of a number, which the update reads, and a compiled step keeps the captured one: where it "
+            "changes from step to step, compute it from a count that the step raises itself (`count.add_(1)`)"
+        )
+    if said := not_compared(steps):
+        yield said
+    yield from _otherwise(ran, steps)
+
+
+def _otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
     """What a compiled step does otherwise than the program, as far as the capture knows: it draws from no generator of the
     program's own, asks no tensor for a truth, as `if torch.isfinite(loss):` does, and finds what it writes to where it was."""
-    yield from (said for said in ran.unrecorded if DRAWS_OTHERS in said)
+    yield from (one.said for one in ran.unrecorded if one.lack is Lack.OWN_GENERATOR)
     inputs = {i.name for i in ran.trace.inputs if i.kind == "input" and not is_unnamed(i.name)}
     written = [out.of for out in ran.trace.outputs if out.kind == "mutation" and out.of in inputs]
     if written and not_compared(steps):

@@ -7,7 +7,7 @@ RATES = {'lr': (0, 1)}          the input `lr` is the learning rate of the first
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -90,9 +90,9 @@ class Parts:
         return {i.name: i.source for one in self.programs for i in one.trace.inputs}
 
 
-def tables(step: Parts, steps: Steps | None = None) -> Iterator[str]:
-    """The lines of the tables. `steps` say which rates change from one to the next. Raises `ExportError` where the parts do
-    not belong together."""
+def tables(step: Parts, steps: Steps | None = None, told: Sequence[str] = ()) -> Iterator[str]:
+    """The lines of the tables. `steps` say which rates change from one to the next, `told` is a table of its own. Raises
+    `ExportError` where the parts do not belong together."""
     yield "# --- and that of its update"
     yield from _of_the_update(step)
     yield from _of_data(step)
@@ -100,6 +100,9 @@ def tables(step: Parts, steps: Steps | None = None) -> Iterator[str]:
     yield from _of_holders(step)
     yield from _of_examples(step)
     yield from _of_schedules(step, steps)
+    yield "TOLD = [  # of this step, when it is bound"
+    yield from (f"    {said!r}," for said in told)
+    yield "]"
 
 
 def _of_the_update(step: Parts) -> Iterator[str]:
