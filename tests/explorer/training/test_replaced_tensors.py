@@ -703,10 +703,10 @@ class Weighted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
-        self.register_buffer("factor", torch.ones(4))
+        self.register_buffer("scale", torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x) * self.factor
+        return self.norm(x) * self.scale
 
 
 def with_scripted(compiled: Callable[[nn.Module], Any]) -> type[Loop]:
@@ -736,6 +736,6 @@ def test_a_buffer_that_a_part_in_torchscript_puts_anew_is_found(how: str, tmp_pa
     path = variant.export(tmp_path / "step.py")
     for step in (variant.compile(), runpy.run_path(str(path))["bind"](loop.model, loop.opt)):
         step(*data[4])
-        loop.model[0].factor = torch.rand(4, dtype=torch.float64)
+        loop.model[0].scale = torch.rand(4, dtype=torch.float64)
         expected = loop.loss(*data[5])
         assert abs(step(*data[5]) - expected) < NEAR
