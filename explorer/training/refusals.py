@@ -44,6 +44,8 @@ PUT = (
 READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and compute with the tensor (`t.detach()`)"
 MADE = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
 
+_KEPT = "keep {} of {} as captured (a schedule such as `OneCycleLR` does with `cycle_momentum=False`; rates may change)"
+
 MOST_LINES = 2
 """Named of those that only some steps run."""
 
@@ -456,9 +458,9 @@ def _of_optimizer(step: Stepped, argument: str, number: object) -> str:
     if argument == "lr" and _is_fused_with_number(step):
         return f"make {step.kind} without `fused=True`"
     if (cycled := _momentum(step, number)) and not any(group.get("fused") for group in step.groups):
-        return f"keep {cycled} of {step.kind} as captured (a schedule's `cycle_momentum=False`)"
+        return _KEPT.format(cycled, step.kind)
     if any(group.get("fused") for group in step.groups):
-        return f"keep {argument or 'the options'} of {step.kind} as captured (a schedule's `cycle_momentum=False`)"
+        return _KEPT.format("betas" if argument in ("beta1", "beta2") else argument or "the options", step.kind)
     if any(group.get("capturable") for group in step.groups):
         return f"make {step.kind} with `foreach=True`, or with a number as its `lr`"
     if "fused" in options:

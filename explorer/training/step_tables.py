@@ -27,8 +27,8 @@ from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, Output, Trace, line_of, origin, val
 from tracefuse.steps.steps import Steps
 from tracefuse.training.batches import drawn
-from tracefuse.training.formulas import COUNT
-from tracefuse.training.host_numbers import Number, counts_of, numbers_of
+from tracefuse.training.formulas import COUNT, OF_FIRST_STEP
+from tracefuse.training.host_numbers import Number, counts_of, is_of_torch, numbers_of
 from tracefuse.training.order import as_read
 from tracefuse.training.rates import optimizers_of, places_of, rates_of
 from tracefuse.training.refusals import remedy_of_rate
@@ -317,15 +317,16 @@ def _label(out: Output, of: Input | None) -> str:
 
 def _options(update: CapturedProgram, followed: Set[tuple[int, int]]) -> str:
     """Each optimizer's name, of its groups the options that the program computes with (of one whose parameters all have no
-    gradient there are none), and how it is made so that a rate is followed."""
+    gradient there are none, and a rate may have made the state alone), and how it is made so that a rate is followed."""
     rows = []
     for at, step in enumerate(optimizers_of(update)):
         updated = set(step.group_of.values())
+        is_read = step.kind not in OF_FIRST_STEP or not is_of_torch(step)
         groups = [
             {
                 k: v
                 for k, v in options.items()
-                if _is_plain(v) and k not in FLAGS and (k != "lr" or (at, g) not in followed)
+                if _is_plain(v) and k not in FLAGS and (k != "lr" or (is_read and (at, g) not in followed))
             }
             if g in updated
             else {}
