@@ -36,6 +36,10 @@ YOURS = (
     "compute it with tensors, from a count that the step raises itself (`count.add_(1)`); where it is drawn or scheduled "
     "outside, make a tensor of it first (`torch.tensor(number)`), which the step then takes"
 )
+YOURS_BEHIND = (
+    "compute it with tensors, from a count that the step raises itself (`count.add_(1)`); where it comes of an optimizer's "
+    "rate, make that a tensor (`lr=torch.tensor(0.01, dtype=…)`), which a step follows, and compute with it"
+)
 BATCH = "where it is a batch, let a `torch.utils.data.DataLoader` take it out of the data: its batches are inputs of the step"
 PUT = (
     "write there by a tensor of positions, from a count that the step raises itself (`kept.index_copy_(dim, positions, new)`, "
@@ -252,32 +256,33 @@ def _check_varying(
     for one in varying:
         is_new = is_rate(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
         if not one.is_shape and not is_new and str(one.source or "") in lines:
-            todo = remedy(one.argument, one.source, _whose(one.source, alone, update), one.here) or _of_data(
-                one, joint.program
-            )
+            todo = remedy(one.argument, one.source, _whose(one.source, alone, update), one.here)
+            todo = todo or _of_data(one, joint.program, update.program.trace)
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
 
 
-def _of_data(one: Varying, program: CapturedProgram) -> str:
-    """What to do about a place that the program takes a part from or puts it to, or about a number of its own."""
+def _of_data(one: Varying, program: CapturedProgram, update: Trace) -> str:
+    """What to do about a place that the program takes a part from or puts it to, which it may do in its update, or about a
+    number of its own."""
     if not is_picking(one.op):
-        return _of_yours(one, program.guards)
-    forward = (
-        node for node in program.trace.ops if not origin(node).autograd and line_of(node) == str(one.source or "")
-    )
-    return PUT if any("scatter" in packet_name(node) for node in forward) else BATCH
+        is_behind = str(one.source or "") in {line_of(node) for node in update.ops}
+        return _of_yours(one, program.guards, YOURS_BEHIND if is_behind else YOURS)
+    ops = (node for node in (*program.trace.ops, *update.ops) if not origin(node).autograd)
+    in_line = (node for node in ops if line_of(node) == str(one.source or ""))
+    return PUT if any("scatter" in packet_name(node) for node in in_line) else BATCH
 
 
-def _of_yours(one: Varying, guards: Sequence[Guard]) -> str:
-    """What to do about a number of the program's own: it may be what the host read of a tensor, or made of that."""
+def _of_yours(one: Varying, guards: Sequence[Guard], yours: str) -> str:
+    """What to do about a number of the program's own: it may be what the host read of a tensor, or made of that; else it is
+    `yours`."""
     read = [guard for guard in guards if not guard.in_optimizer and isinstance(guard.value, (int, float))]
     itself = next((guard for guard in read if guard.value == one.here), None)
     if itself is not None:
         return READ.format(where(itself.source))
     lines = dict.fromkeys(str(guard.source) for guard in read if guard.source and not isinstance(guard.value, bool))
-    return YOURS + (MADE.format(" and ".join(lines)) if lines else "")
+    return yours + (MADE.format(" and ".join(lines)) if lines else "")
 
 
 def _is_batch(one: Varying, captured: Trace, followed: Trace) -> bool:
@@ -436,7 +441,7 @@ def _check_read(
         if guard.in_optimizer and guard.value in values.get(str(guard.source), ()):
             continue  # a count, which the step raises itself
         if guard.decides and not isinstance(guard.value, bool) and str(guard.source or "") in lines:
-            todo = remedy("", guard.source, _whose(guard.source, alone, update)) or YOURS
+            todo = remedy("", guard.source, _whose(guard.source, alone, update)) or READ.format("")
             raise ExportError(
                 f"the host reads {guard.value!r} of a tensor in {guard.source}, a count of steps or whether gradients are "
                 f"finite, and the update is made for that number: {todo}."

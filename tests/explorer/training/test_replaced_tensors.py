@@ -506,13 +506,24 @@ class WarmedByPython(AveragedData):
             mine.lerp_(new, weight)
 
 
+class WarmedByBoth(WarmedByPython):
+    """The rest to 1 is computed beside the forward, and the update reads both."""
+
+    @torch.no_grad()
+    def after(self) -> None:
+        weight = torch.tensor(1 / (1 + self.steps), dtype=torch.float64)
+        for mine, new in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            mine.mul_(1 - weight).add_(new * weight)
+
+
 @pytest.mark.parametrize("further", [0, 1, 3])
 def test_what_python_makes_anew_for_the_update_is_refused_or_told(further: int) -> None:
     with pytest.raises(ExportError, match=r"(in whose place|another tensor).*self\.random\.normal.*kept\.copy_\(new\)"):
         captured(NoiseOfNumpy(), data_of(3 + further)).compile()
-    step = captured(loop := WarmedByPython(), data_of(loop.n + further))
-    with pytest.warns(UserWarning, match=r"torch\.tensor\(1 / .*makes a tensor of a number.*`count\.add_\(1\)`"):
-        step.compile()
+    for kind in (WarmedByPython, WarmedByBoth):
+        step = captured(loop := kind(), data_of(loop.n + further))
+        with pytest.warns(UserWarning, match=r"torch\.tensor\(1 / .*makes a tensor of a number.*`count\.add_\(1\)`"):
+            step.compile()
 
 
 @pytest.mark.parametrize("further", [0, 1, 3])
