@@ -116,7 +116,7 @@ class Capture(Variants):
     @property
     def unrecorded(self) -> tuple[str, ...]:
         """What of the program the trace does not show, a sentence each with its remedy."""
-        return self.program.unrecorded
+        return tuple(one.said for one in self.program.unrecorded)
 
     @property
     def optimizers(self) -> Mapping[str, frozenset[str]]:

@@ -55,9 +55,8 @@ from tracefuse.timeline.kernel_times import kernel_times as timed_kernels
 from tracefuse.timeline.measurements import Said
 from tracefuse.timeline.replayed import Timeline
 from tracefuse.timeline.replayed import timeline as profiled_timeline
-from tracefuse.training.exported_step import tell
 from tracefuse.training.live import training_step
-from tracefuse.training.refusals import check_step, not_compared, otherwise
+from tracefuse.training.refusals import check_step, told
 from tracefuse.training.source import step_source
 
 if TYPE_CHECKING:
@@ -231,8 +230,6 @@ class Variant(Passed):
             source, update = self._step_source(progress), self.followed_update
             assert update is not None
             self._steps[cuda_graph] = training_step(self.followed, update, source, cuda_graph)
-            for said in filter(None, [not_compared(self.capture.steps), *otherwise(self.program, self.capture.steps)]):
-                tell(said, 3)
         return self._steps[cuda_graph]
 
     @functools.cached_property
@@ -247,7 +244,8 @@ class Variant(Passed):
         check_step(self.program, joint, update, self.capture.steps)
         for part in (joint, update):
             part.build(progress)
-        return step_source(joint, update, self.capture.steps)
+        steps = self.capture.steps
+        return step_source(joint, update, steps, tuple(told(self.program, joint.program, steps)))
 
     @property
     def exported(self) -> str:

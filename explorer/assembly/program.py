@@ -16,11 +16,12 @@ from tracefuse.assembly.assemble import assemble, mark_held
 from tracefuse.assembly.cut import guards_of
 from tracefuse.assembly.fake_values import propagate
 from tracefuse.assembly.functional import Built, build_graph
-from tracefuse.assembly.parts import Assembled
+from tracefuse.assembly.parts import Assembled, is_unnamed
 from tracefuse.assembly.refusals import check_supported, check_unreplaced
 from tracefuse.assembly.retracing import functionalize
 from tracefuse.assembly.unshown import (
     Dropped,
+    Unrecorded,
     blind_spots,
     forwards_first,
     growing_by_list,
@@ -126,7 +127,7 @@ class CapturedProgram:
     optimizers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     thawed: tuple[str, ...] = ()
     pinned: frozenset[str] = frozenset()
-    unrecorded: tuple[str, ...] = ()
+    unrecorded: tuple[Unrecorded, ...] = ()
     backwards: int = 1
     order: str = ""
     update: CapturedProgram | None = None
@@ -289,7 +290,7 @@ def captured_program(
         pinned=pinned_among(joint.trace, examples),
         unrecorded=(
             *blind_spots(recorder, elsewhere),
-            *exchanged,
+            *map(Unrecorded, exchanged),
             *own_generators(recording, [one.trace for one in parts]),
             *(() if elsewhere else beside),
         ),
@@ -393,7 +394,10 @@ def _given_up(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, s
     for value in (one for one in recording.externals if one in lost):
         found = next((known[value] for known in names if value in known), "")
         if value in numbers:
-            if found and value not in names[0]:
+            is_constant = is_unnamed(found) and any(
+                value in known for known in names[1:]
+            )  # though the forward reads it too
+            if found and (value not in names[0] or is_constant):
                 yield Carried(found, numbers[value], of_one=True, adds=False, is_number=True)
             continue
         like = held.get((value.shape, value.dtype, value.device), [])

@@ -12,6 +12,7 @@ import linecache
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import NamedTuple
 
 import torch
@@ -43,11 +44,21 @@ GROWING, SHRUNK = "growing graph", "growing graph without"
 """What the environment calls the line of such a sum or list, and what to write there instead."""
 
 
-NOT_DONE = "and a compiled step does not do that"
-"""What is said of a tensor that is given other memory."""
+class Lack(Enum):
+    """What a trace lacks of its program."""
 
-DRAWS_OTHERS = "what is compiled or exported draws from torch's default generator"
-"""What is said of a generator of the program's own."""
+    GIVEN_MEMORY = auto()  # that a tensor is given other memory
+    OWN_GENERATOR = auto()  # a generator of the program's own
+    MADE_ELSEWHERE = auto()  # what a gradient goes through
+    OTHER = auto()
+
+
+@dataclass(frozen=True)
+class Unrecorded:
+    """What the program did and its trace does not show, as a sentence with its remedy."""
+
+    said: str
+    lack: Lack = Lack.OTHER
 
 
 @dataclass(frozen=True)
@@ -63,9 +74,9 @@ class Dropped:
 
 def unshown(
     recording: Recording, returned: Collection[Value], alive: Collection[Value], bound: Mapping[Value, str]
-) -> tuple[tuple[Dropped, ...], tuple[str, ...]]:
-    """Of the ops that none of `returned` depends on: those that nothing used, and a sentence on those that Python ran for what
-    variables hold."""
+) -> tuple[tuple[Dropped, ...], tuple[Unrecorded, ...]]:
+    """Of the ops that none of `returned` depends on: those that nothing used, and what is said of those that Python ran for
+    what variables hold."""
     never_used = _unread(recording, {*returned, *alive})
     of_python = {value for call in recording.calls if not call.in_engine for value in call.out_values()}
     known = set(map(id, _unread(recording, {*returned, *(of_python & bound.keys())})))
@@ -90,17 +101,18 @@ def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
     return found[::-1]
 
 
-def _given_elsewhere(calls: Iterable[Call]) -> tuple[str, ...]:
-    """A sentence on each line that gives what `calls`, which are no part of the trace, compute to a tensor as its memory."""
+def _given_elsewhere(calls: Iterable[Call]) -> tuple[Unrecorded, ...]:
+    """Of each line that gives what `calls`, which are no part of the trace, compute to a tensor as its memory."""
     found: dict[Source, GivesMemory] = {}
     for call in calls:
         source = call.origin.source
         if source is not None and (given := gives_memory(source.text)) and does_work(alone(call)):
             found[source] = given
-    return tuple(
-        f"`{given.written}` gives a tensor other memory{where(source)}, {NOT_DONE}: {given.instead}."
+    said = (
+        f"`{given.written}` gives a tensor other memory{where(source)}, and a compiled step does not do that: {given.instead}."
         for source, given in found.items()
     )
+    return tuple(Unrecorded(one, Lack.GIVEN_MEMORY) for one in said)
 
 
 def _dropped(calls: Iterable[Call]) -> tuple[Dropped, ...]:
@@ -112,7 +124,7 @@ def _dropped(calls: Iterable[Call]) -> tuple[Dropped, ...]:
     )
 
 
-def _beside(calls: Sequence[Call], bound: Mapping[Value, str]) -> tuple[str, ...]:
+def _beside(calls: Sequence[Call], bound: Mapping[Value, str]) -> tuple[Unrecorded, ...]:
     count = len(_dropped(calls))
     if not count:
         return ()
@@ -121,32 +133,35 @@ def _beside(calls: Sequence[Call], bound: Mapping[Value, str]) -> tuple[str, ...
     if not held:
         return ()
     it, is_no_part = ("them", "they are no part") if ", " in held else ("it", "it is no part")
-    return (
+    said = (
         f"{held}: {counted(count, 'op')} computed {it} beside the step{where(calls[-1].origin.source)}. No result and "
         f"no gradient needs {it}, and {is_no_part} of the trace. Return {it}, in a block by `c.returned = …`, to have {it} "
-        "shown.",
+        "shown."
     )
+    return (Unrecorded(said),)
 
 
-def own_generators(recording: Recording, traces: Iterable[Trace]) -> tuple[str, ...]:
-    """A sentence on the lines that draw from generators of the program's own, which no trace holds."""
+def own_generators(recording: Recording, traces: Iterable[Trace]) -> tuple[Unrecorded, ...]:
+    """What is said of the lines that draw from generators of the program's own, which no trace holds."""
     drawn = [n for trace in traces for n in trace.ops if draws(n) and origin(n).rng in recording.own_states]
     lines = dict.fromkeys(where(origin(n).source) for n in drawn)
     if not lines:
         return ()
     others = f", and in {counted(len(lines) - 1, 'more line')}" if len(lines) > 1 else ""
-    return (
-        f"A generator of the program's own draws{next(iter(lines))}{others}: "
-        f"a replay has the same numbers; {DRAWS_OTHERS}, and gets others. "
-        "Pass what is drawn to the step, or draw it from the default generator.",
+    said = (
+        f"A generator of the program's own draws{next(iter(lines))}{others}: a replay has the same numbers; what is compiled "
+        "or exported draws from torch's default generator, and gets others. Pass what is drawn to the step, or draw it from "
+        "the default generator."
     )
+    return (Unrecorded(said, Lack.OWN_GENERATOR),)
 
 
-def blind_spots(recorder: Recorder, made: str) -> tuple[str, ...]:
-    """A sentence for each kind of thing that the recorded program did and the recording does not show; `made` says what was
-    made elsewhere."""
-    found = (_compiled(recorder), _interleaved(recorder), _backward_elsewhere(recorder), made)
-    return tuple(filter(None, found))
+def blind_spots(recorder: Recorder, made: str) -> tuple[Unrecorded, ...]:
+    """Each kind of thing that the recorded program did and the recording does not show; `made` says what was made
+    elsewhere."""
+    found = (_compiled(recorder), _interleaved(recorder), _backward_elsewhere(recorder))
+    elsewhere = [Unrecorded(made, Lack.MADE_ELSEWHERE)] if made else []
+    return (*map(Unrecorded, filter(None, found)), *elsewhere)
 
 
 def _compiled(recorder: Recorder) -> str:

@@ -64,7 +64,8 @@ def remarks(variant: Switched) -> list[str]:
     """What of the program the trace does not show or orders otherwise, why it is never compiled, and what was asked of the
     passes and not done, a sentence each: a memory budget that is not met, options of a pass that is off."""
     program = variant.program
-    found = [*program.unrecorded, *filter(None, [program.order, never_compiled(program)])]
+    said = (one.said for one in program.unrecorded)
+    found = [*said, *filter(None, [program.order, never_compiled(program)])]
     found += unmet(variant)
     if idle := variant.config.idle:
         passes = ", ".join(dict.fromkeys(PASS_OF[name] for name in idle))

@@ -351,7 +351,10 @@ class Bound:
         return named
 
     def check_models(self):
-        """ValueError where one of several models has the tensors of another one: they come in the order of MODELS."""
+        """ValueError where one of several models is passed twice, or has the tensors of another one: they come in the order of
+        MODELS."""
+        if len(self.models) > len({id(model) for model in self.models}):
+            raise ValueError(f"a model is passed twice: pass {model_order()}, each once")
         rows = [(source, shape) for name, source, shape, *_ in INPUTS if KINDS[name] in ("parameter", "buffer")]
         rows += [(source, shape) for _, source, kind, shape, *_ in UPDATED if kind in ("parameter", "buffer")]
         of_root = {root: [] for root in MODELS}
@@ -445,6 +448,8 @@ def bind(model, optimizer, tensors=None):
     bound = Bound(models, optimizers, dict(tensors or {}))
     bound.check_models()
     bound.order()
+    for said in TOLD:
+        tell(said, 3)
     return TrainingStep(bound, example_cotangents(COTANGENT_DTYPES))
 
 

@@ -63,6 +63,10 @@ OF_KIND: Mapping[str, tuple[Use, ...]] = {
 """Of each optimizer of `torch.optim` what may take such a number."""
 
 
+OF_FIRST_STEP = frozenset({"Rprop"})
+"""The optimizers of `torch.optim` that read their rate in the first step of a parameter alone, to make its state of it."""
+
+
 def uses_of(kind: str, options: Mapping[str, Any]) -> tuple[Use, ...]:
     """What may of an optimizer of this kind with a group's options."""
     is_decoupled = kind == "AdamW" or bool(options.get("decoupled_weight_decay"))

@@ -143,12 +143,13 @@ def places_in(program: CapturedProgram, stepped: Sequence[Stepped]) -> dict[Numb
     for step in stepped:
         # A count that is raised twice is two numbers, and of two optimizers of one parameter nothing tells whose a number is.
         is_one = calls[step.name] == 1 and all(updated[name] == 1 for name in step.group_of)
-        if is_one and step.kind in OF_KIND and _is_of_torch(step):
+        if is_one and step.kind in OF_KIND and is_of_torch(step):
             found |= _places_of(step, program)
     return found
 
 
-def _is_of_torch(step: Stepped) -> bool:
+def is_of_torch(step: Stepped) -> bool:
+    """Whether the optimizer is that of `torch.optim` itself, as far as it can be asked."""
     optimizer = step.optimizer()  # None where it is gone, which a compiled step refuses by its name
     return optimizer is None or type(optimizer) is getattr(torch.optim, step.kind)
 

@@ -22,7 +22,6 @@ from tracefuse.recording.hooks import Held
 from tracefuse.training.exported_step import are_same, entries_of, tell
 from tracefuse.training.graphed import graphed_step
 from tracefuse.training.rates import optimizers_of, rates_of
-from tracefuse.training.refusals import is_number_kept
 
 
 def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: bool = False) -> Any:
@@ -33,21 +32,8 @@ def training_step(joint: Optimised, update: Optimised, source: str, cuda_graph: 
         preload(module, [k for k in part.kernels if k.name not in part.fallbacks], part.tunings)
     program = joint.program
     live = Live(program, update.program)
-    for name, line in program.prepared.items():
-        tell(
-            f"the step takes {name} as {line} makes it, and nothing tells the data that it is made of from it: pass what "
-            "comes of that line, or give that a variable, which the step then has as its name"
-        )
-    for line in dict.fromkeys(str(one.source) for one in program.carried if is_number_kept(one)):
-        tell(
-            f"{line} makes a number anew from that of the step before, which a compiled step does not: it stays as it is. "
-            "Write to it in place (`average.mul_(0.9).add_(0.1 * loss.detach())`), or compute it from what the step returns"
-        )
-    for line in dict.fromkeys(str(one.source) for one in program.carried if one.is_number):
-        tell(
-            f"{line} makes a tensor of a number, which the update reads, and a compiled step keeps the captured one: where it "
-            "changes from step to step, compute it from a count that the step raises itself (`count.add_(1)`)"
-        )
+    for said in module.TOLD:
+        tell(said)
     count = len(joint.forward.inputs)
     names = [i.name for i in joint.forward.inputs]
     given = dict(zip(names, program.live_inputs[:count], strict=True))

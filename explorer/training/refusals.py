@@ -13,7 +13,7 @@ from tracefuse.assembly.cut import descendants
 from tracefuse.assembly.parts import is_unnamed
 from tracefuse.assembly.program import CapturedProgram, Carried, Stepped
 from tracefuse.assembly.refusals import where
-from tracefuse.assembly.unshown import DRAWS_OTHERS, NOT_DONE
+from tracefuse.assembly.unshown import Lack
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.lines.statements import gives_memory
@@ -36,6 +36,10 @@ YOURS = (
     "compute it with tensors, from a count that the step raises itself (`count.add_(1)`); where it is drawn or scheduled "
     "outside, make a tensor of it first (`torch.tensor(number)`), which the step then takes"
 )
+YOURS_BEHIND = (
+    "compute it with tensors, from a count that the step raises itself (`count.add_(1)`); where it comes of an optimizer's "
+    "rate, make that a tensor (`lr=torch.tensor(0.01, dtype=…)`), which a step follows, and compute with it"
+)
 BATCH = "where it is a batch, let a `torch.utils.data.DataLoader` take it out of the data: its batches are inputs of the step"
 PUT = (
     "write there by a tensor of positions, from a count that the step raises itself (`kept.index_copy_(dim, positions, new)`, "
@@ -43,6 +47,8 @@ PUT = (
 )
 READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and compute with the tensor (`t.detach()`)"
 MADE = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
+
+_KEPT = "keep {} of {} as captured (a schedule such as `OneCycleLR` does with `cycle_momentum=False`; rates may change)"
 
 MOST_LINES = 2
 """Named of those that only some steps run."""
@@ -110,7 +116,7 @@ def not_compared(steps: Steps | None) -> str:
 def never_compiled(program: CapturedProgram) -> str:
     """Why no compiled step is made of a program, as far as the capture itself tells, with the remedy; "" where it does not."""
     said = program.uncut and f"{program.uncut}."
-    if any(program.uncut in one for one in program.unrecorded):  # it is told there
+    if any(one.lack is Lack.MADE_ELSEWHERE for one in program.unrecorded):  # it is told there
         said = ""
     first = "" if program.update is None else first_of_optimizer(program.update.trace)
     return (said or first) and f"It is not compiled: {said or first}"
@@ -153,15 +159,38 @@ def _check_whole(steps: Steps) -> None:
 def _check_given(ran: CapturedProgram) -> None:
     """What is computed and then given to a tensor as its memory is in no trace. Where other steps were seen, what these read
     tells whether it is needed."""
-    for said in ran.unrecorded:
-        if NOT_DONE in said:
-            raise ExportError(said)
+    for one in ran.unrecorded:
+        if one.lack is Lack.GIVEN_MEMORY:
+            raise ExportError(one.said)
 
 
-def otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
+def told(ran: CapturedProgram, followed: CapturedProgram, steps: Steps | None) -> Iterator[str]:
+    """What whoever calls the step is to know of it: a sentence each, which compiling tells, and binding an exported file.
+    `followed` is the program `ran` with batches as inputs."""
+    for name, line in followed.prepared.items():
+        yield (
+            f"the step takes {name} as {line} makes it, and nothing tells the data that it is made of from it: pass what "
+            "comes of that line, or give that a variable, which the step then has as its name"
+        )
+    for line in dict.fromkeys(str(one.source) for one in followed.carried if is_number_kept(one)):
+        yield (
+            f"{line} makes a number anew from that of the step before, which a compiled step does not: it stays as it is. "
+            "Write to it in place (`average.mul_(0.9).add_(0.1 * loss.detach())`), or compute it from what the step returns"
+        )
+    for line in dict.fromkeys(str(one.source) for one in followed.carried if one.is_number):
+        yield (
+            f"{line} makes a tensor of a number, which the update reads, and a compiled step keeps the captured one: where it "
+            "changes from step to step, compute it from a count that the step raises itself (`count.add_(1)`)"
+        )
+    if said := not_compared(steps):
+        yield said
+    yield from _otherwise(ran, steps)
+
+
+def _otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
     """What a compiled step does otherwise than the program, as far as the capture knows: it draws from no generator of the
     program's own, asks no tensor for a truth, as `if torch.isfinite(loss):` does, and finds what it writes to where it was."""
-    yield from (said for said in ran.unrecorded if DRAWS_OTHERS in said)
+    yield from (one.said for one in ran.unrecorded if one.lack is Lack.OWN_GENERATOR)
     inputs = {i.name for i in ran.trace.inputs if i.kind == "input" and not is_unnamed(i.name)}
     written = [out.of for out in ran.trace.outputs if out.kind == "mutation" and out.of in inputs]
     if written and not_compared(steps):
@@ -227,32 +256,33 @@ def _check_varying(
     for one in varying:
         is_new = is_rate(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
         if not one.is_shape and not is_new and str(one.source or "") in lines:
-            todo = remedy(one.argument, one.source, _whose(one.source, alone, update), one.here) or _of_data(
-                one, joint.program
-            )
+            todo = remedy(one.argument, one.source, _whose(one.source, alone, update), one.here)
+            todo = todo or _of_data(one, joint.program, update.program.trace)
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
 
 
-def _of_data(one: Varying, program: CapturedProgram) -> str:
-    """What to do about a place that the program takes a part from or puts it to, or about a number of its own."""
+def _of_data(one: Varying, program: CapturedProgram, update: Trace) -> str:
+    """What to do about a place that the program takes a part from or puts it to, which it may do in its update, or about a
+    number of its own."""
     if not is_picking(one.op):
-        return _of_yours(one, program.guards)
-    forward = (
-        node for node in program.trace.ops if not origin(node).autograd and line_of(node) == str(one.source or "")
-    )
-    return PUT if any("scatter" in packet_name(node) for node in forward) else BATCH
+        is_behind = str(one.source or "") in {line_of(node) for node in update.ops}
+        return _of_yours(one, program.guards, YOURS_BEHIND if is_behind else YOURS)
+    ops = (node for node in (*program.trace.ops, *update.ops) if not origin(node).autograd)
+    in_line = (node for node in ops if line_of(node) == str(one.source or ""))
+    return PUT if any("scatter" in packet_name(node) for node in in_line) else BATCH
 
 
-def _of_yours(one: Varying, guards: Sequence[Guard]) -> str:
-    """What to do about a number of the program's own: it may be what the host read of a tensor, or made of that."""
+def _of_yours(one: Varying, guards: Sequence[Guard], yours: str) -> str:
+    """What to do about a number of the program's own: it may be what the host read of a tensor, or made of that; else it is
+    `yours`."""
     read = [guard for guard in guards if not guard.in_optimizer and isinstance(guard.value, (int, float))]
     itself = next((guard for guard in read if guard.value == one.here), None)
     if itself is not None:
         return READ.format(where(itself.source))
     lines = dict.fromkeys(str(guard.source) for guard in read if guard.source and not isinstance(guard.value, bool))
-    return YOURS + (MADE.format(" and ".join(lines)) if lines else "")
+    return yours + (MADE.format(" and ".join(lines)) if lines else "")
 
 
 def _is_batch(one: Varying, captured: Trace, followed: Trace) -> bool:
@@ -411,7 +441,7 @@ def _check_read(
         if guard.in_optimizer and guard.value in values.get(str(guard.source), ()):
             continue  # a count, which the step raises itself
         if guard.decides and not isinstance(guard.value, bool) and str(guard.source or "") in lines:
-            todo = remedy("", guard.source, _whose(guard.source, alone, update)) or YOURS
+            todo = remedy("", guard.source, _whose(guard.source, alone, update)) or READ.format("")
             raise ExportError(
                 f"the host reads {guard.value!r} of a tensor in {guard.source}, a count of steps or whether gradients are "
                 f"finite, and the update is made for that number: {todo}."
@@ -433,9 +463,9 @@ def _of_optimizer(step: Stepped, argument: str, number: object) -> str:
     if argument == "lr" and _is_fused_with_number(step):
         return f"make {step.kind} without `fused=True`"
     if (cycled := _momentum(step, number)) and not any(group.get("fused") for group in step.groups):
-        return f"keep {cycled} of {step.kind} as captured (a schedule's `cycle_momentum=False`)"
+        return _KEPT.format(cycled, step.kind)
     if any(group.get("fused") for group in step.groups):
-        return f"keep {argument or 'the options'} of {step.kind} as captured (a schedule's `cycle_momentum=False`)"
+        return _KEPT.format("betas" if argument in ("beta1", "beta2") else argument or "the options", step.kind)
     if any(group.get("capturable") for group in step.groups):
         return f"make {step.kind} with `foreach=True`, or with a number as its `lr`"
     if "fused" in options:

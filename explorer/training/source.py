@@ -8,6 +8,7 @@ bind                the step function of a model and its optimizer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,15 +34,16 @@ ABOUT = (
 )  # fmt: skip
 
 
-def step_source(joint: Optimised, update: Optimised, steps: Steps | None = None) -> str:
+def step_source(joint: Optimised, update: Optimised, steps: Steps | None = None, told: Sequence[str] = ()) -> str:
     """The file of a step: `joint` is its forward and backward, `update` its update, with rates as inputs. `steps` say which of
-    these change from step to step. Raises `ExportError` where the two do not belong together, and for what is no step."""
+    these change from step to step, and `told` is what binding it warns of. Raises `ExportError` where the two do not belong
+    together, and for what is no step."""
     known = set(kernel_texts(joint))
     kernels = tuple(text for name, text in kernel_texts(update).items() if name not in known)
     captured = rendered(update.program.trace).replace("def update(", "def captured_update(", 1)
     timed = rendered(in_place(update.program.trace)).replace("def update(", "def captured_update_in_place(", 1)
     made = _read(update.trace)
-    texts = "\n".join(tables(Parts(joint, update.program, made), steps))
+    texts = "\n".join(tables(Parts(joint, update.program, made), steps, told))
     return module_source(
         joint, Further(ABOUT, kernels, rendered(in_place(made)), f"{captured}\n{timed}", texts, _RUNTIME, _IMPORTS)
     )

@@ -7,7 +7,7 @@ RATES = {'lr': (0, 1)}          the input `lr` is the learning rate of the first
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -27,8 +27,8 @@ from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, Output, Trace, line_of, origin, val
 from tracefuse.steps.steps import Steps
 from tracefuse.training.batches import drawn
-from tracefuse.training.formulas import COUNT
-from tracefuse.training.host_numbers import Number, counts_of, numbers_of
+from tracefuse.training.formulas import COUNT, OF_FIRST_STEP
+from tracefuse.training.host_numbers import Number, counts_of, is_of_torch, numbers_of
 from tracefuse.training.order import as_read
 from tracefuse.training.rates import optimizers_of, places_of, rates_of
 from tracefuse.training.refusals import remedy_of_rate
@@ -90,9 +90,9 @@ class Parts:
         return {i.name: i.source for one in self.programs for i in one.trace.inputs}
 
 
-def tables(step: Parts, steps: Steps | None = None) -> Iterator[str]:
-    """The lines of the tables. `steps` say which rates change from one to the next. Raises `ExportError` where the parts do
-    not belong together."""
+def tables(step: Parts, steps: Steps | None = None, told: Sequence[str] = ()) -> Iterator[str]:
+    """The lines of the tables. `steps` say which rates change from one to the next, `told` is a table of its own. Raises
+    `ExportError` where the parts do not belong together."""
     yield "# --- and that of its update"
     yield from _of_the_update(step)
     yield from _of_data(step)
@@ -100,6 +100,9 @@ def tables(step: Parts, steps: Steps | None = None) -> Iterator[str]:
     yield from _of_holders(step)
     yield from _of_examples(step)
     yield from _of_schedules(step, steps)
+    yield "TOLD = [  # of this step, when it is bound"
+    yield from (f"    {said!r}," for said in told)
+    yield "]"
 
 
 def _of_the_update(step: Parts) -> Iterator[str]:
@@ -314,15 +317,16 @@ def _label(out: Output, of: Input | None) -> str:
 
 def _options(update: CapturedProgram, followed: Set[tuple[int, int]]) -> str:
     """Each optimizer's name, of its groups the options that the program computes with (of one whose parameters all have no
-    gradient there are none), and how it is made so that a rate is followed."""
+    gradient there are none, and a rate may have made the state alone), and how it is made so that a rate is followed."""
     rows = []
     for at, step in enumerate(optimizers_of(update)):
         updated = set(step.group_of.values())
+        is_read = step.kind not in OF_FIRST_STEP or not is_of_torch(step)
         groups = [
             {
                 k: v
                 for k, v in options.items()
-                if _is_plain(v) and k not in FLAGS and (k != "lr" or (at, g) not in followed)
+                if _is_plain(v) and k not in FLAGS and (k != "lr" or (is_read and (at, g) not in followed))
             }
             if g in updated
             else {}

@@ -194,7 +194,7 @@ def exchanged(c: Any, name: str) -> tuple[bool, object]:
     ]
     of_parameters = [serves for _, _, serves, _ in found if serves]
     is_said = bool(found) and all(ranks == list(range(WORLD)) for _, ranks, _, _ in found)
-    return is_said and (bool(of_parameters) or name in SAME_BATCH), [found[:14], list(c.program.unrecorded)]
+    return is_said and (bool(of_parameters) or name in SAME_BATCH), [found[:14], list(c.unrecorded)]
 
 
 def saved(c: Any) -> tuple[bool, object]:
@@ -307,7 +307,7 @@ def pipelined(device: str) -> None:
     def replays() -> tuple[bool, object]:
         names = {entry.name: entry.source for entry in c.trace.inputs}
         replayed = {names.get(out.of): one for out, one in zip(c.trace.outputs, c.replay(), strict=True)}
-        return all(torch.equal(replayed[name], found[name]) for name in expected), list(c.program.unrecorded)
+        return all(torch.equal(replayed[name], found[name]) for name in expected), list(c.unrecorded)
 
     tried("a replay gives them", replays)
 

@@ -52,7 +52,7 @@ for kind in (ScheduleGPipe, Schedule1F1B):
         "same": all(torch.equal(expected[name], found[name]) for name in expected),
         "replay": all(torch.equal(replayed[name], found[name]) for name in expected),
         "received": received,
-        "unrecorded": list(capture.program.unrecorded),
+        "unrecorded": list(capture.unrecorded),
     }])
     sys.stdout.write(line + "\\n")
     sys.stdout.flush()

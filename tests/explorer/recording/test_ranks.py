@@ -152,7 +152,7 @@ for name in names:
     c.save(f"{rank}.tfz", inputs=True)
     loaded = tracefuse.load(f"{rank}.tfz")
     assert all(map(torch.equal, loaded.replay(), c.replay())), name
-    sys.stdout.write(f"{rank} {json.dumps([name, exchanged(loaded), c.program.unrecorded])}\\n")
+    sys.stdout.write(f"{rank} {json.dumps([name, exchanged(loaded), c.unrecorded])}\\n")
     sys.stdout.flush()
 dist.destroy_process_group()
 """

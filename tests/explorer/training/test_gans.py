@@ -459,6 +459,8 @@ def test_models_in_another_order_than_the_file_has_are_refused_with_the_order(tm
     order = ", ".join(module.MODELS)
     with pytest.raises(ValueError, match=rf"^the models come in another order .*: pass \[{order}\]$"):
         module.bind(models[::-1], optimizers)
+    with pytest.raises(ValueError, match=rf"^a model is passed twice: pass \[{order}\], each once$"):
+        module.bind([models[0]] * len(models), optimizers)
     with pytest.raises(ValueError, match=rf"pass \[{order}\] as the model"):
         module.bind(models[:1], optimizers)
     wider = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 8)).double()

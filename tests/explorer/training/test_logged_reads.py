@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn, optim
@@ -171,3 +174,54 @@ def test_of_a_generator_of_the_programs_own_a_compiled_step_tells() -> None:
     ours = Noised()
     with pytest.warns(UserWarning, match=r"^A generator of the program's own draws \(.*torch\.randn\(x\.shape"):
         captured(ours, data_of(4)).compile()
+
+
+# --- what is told of a step -------------------------------------------------------------------------------------------
+
+
+class Decides(Loop):
+    """It looks at its loss, and would leave a step out."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = super().loss(x, y)
+        if loss > 1e6:
+            self.model.requires_grad_(False)
+        return loss
+
+
+class Smooths(Loop):
+    def more(self) -> None:
+        self.smooth = torch.zeros((), dtype=torch.float64)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = super().loss(x, y)
+        self.smooth = 0.9 * self.smooth + 0.1 * loss.detach()
+        return loss
+
+
+class OfItsOwnDraws(Loop):
+    def more(self) -> None:
+        self.drawing = torch.Generator().manual_seed(3)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().loss(x + 0.1 * torch.rand(x.shape, generator=self.drawing, dtype=x.dtype), y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Decides, r"decides by what it reads of tensors in .*if loss > 1e6"),
+        (Smooths, r"makes a number anew from that of the step before"),
+        (OfItsOwnDraws, r"A generator of the program's own draws"),
+    ],
+)
+def test_a_file_tells_when_it_is_bound_what_compiling_tells(kind: type[Loop], said: str, tmp_path: Path) -> None:
+    loop = kind()
+    variant = captured(loop, data_of(5))
+    with pytest.warns(UserWarning, match=said) as compiling:
+        variant.compile()
+    bind = runpy.run_path(str(variant.export(tmp_path / "step.py")))["bind"]
+    with pytest.warns(UserWarning, match=said) as binding:
+        bind(loop.model, loop.opt)
+    assert [str(one.message) for one in binding] == [str(one.message) for one in compiling]
+    assert {one.filename for one in (*binding, *compiling)} == {__file__}

@@ -120,6 +120,21 @@ def test_the_exported_step_counts_as_well(foreach: bool, tmp_path: Path) -> None
     assert {float(entries["step"]) for entries in theirs.opt.state.values()} == {14.0}
 
 
+@pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "lists"])
+def test_rprop_reads_its_rate_in_the_first_step_alone(foreach: bool) -> None:
+    class Made(Loop):
+        def optimizer(self) -> optim.Optimizer:
+            return optim.Rprop(self.model.parameters(), lr=0.01, foreach=foreach)
+
+        def more(self) -> None:
+            self.schedule = lr_scheduler.ExponentialLR(self.opt, 0.9)
+
+        def between(self) -> None:
+            self.schedule.step()
+
+    check(Made)
+
+
 # --- several optimizers in one line -----------------------------------------------------------------------------------
 
 

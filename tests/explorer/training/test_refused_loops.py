@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -179,7 +180,7 @@ class Rollouts(Loop):
 
 
 REFUSED = {
-    Cycled: (r"^beta1 of aten._fused_adamw_.*keep beta1 of AdamW as captured .*`cycle_momentum=False`", CycledRates),
+    Cycled: (r"^beta1 of aten._fused_adamw_.*keep betas of AdamW as captured .*`cycle_momentum=False`", CycledRates),
     Plain: (r"make RAdam on a GPU with `capturable=True` .*, or take another optimizer, such as .*AdamW", Loop),
     Subclass: (r"^the host reads 3.0 of a tensor .*: make Mine with `fused=True`\.$", FusedSubclass),
     Adafactor: (r"step to step: take another optimizer, such as `torch.optim.AdamW\(…, fused=True\)`", Loop),
@@ -417,11 +418,26 @@ class OfAdamW(Momenta):
     make = optim.AdamW
 
 
-@pytest.mark.parametrize(("kind", "option"), [(OfSgd, "momentum of SGD"), (OfAdamW, "betas of AdamW")])
+class OfFusedAdamW(Momenta):
+    make = functools.partial(optim.AdamW, fused=True)
+
+
+class OfAdamWWithout(OfAdamW):
+    def more(self) -> None:
+        self.schedule = lr_scheduler.OneCycleLR(self.opt, 0.1, total_steps=30, cycle_momentum=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [(OfSgd, "momentum of SGD"), (OfAdamW, "betas of AdamW"), (OfFusedAdamW, "betas of AdamW")]
+)
 def test_of_momenta_that_a_schedule_cycles_the_remedy_is_the_schedules(kind: type[Loop], option: str) -> None:
-    said = rf"keep {option} as captured \(a schedule's `cycle_momentum=False`\)\.$"
+    said = rf"keep {option} as captured \(a schedule such as `OneCycleLR` does with `cycle_momentum=False`; rates may change"
     with pytest.raises(ExportError, match=said):
         captured(kind(), data_of(4)).compile()
+
+
+def test_the_rates_of_a_schedule_that_cycles_no_momenta_are_followed() -> None:
+    check(OfAdamWWithout)
 
 
 class FusedAdagrad(Loop):
@@ -462,6 +478,19 @@ class Queued(Loop):
         return loss
 
 
+class QueuedBehind(Queued):
+    """The same behind the update, as MoCo does it."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.keys = x
+        return Loop.loss(self, x, y) + (self.model(self.queue.clone()) ** 2).mean()
+
+    @torch.no_grad()
+    def after(self) -> None:
+        self.queue[self.at : self.at + 5] = self.keys.tanh()
+        self.at = (self.at + 5) % 20
+
+
 class QueuedByTensor(Loop):
     """The remedy that a queue is refused with."""
 
@@ -476,11 +505,15 @@ class QueuedByTensor(Loop):
         return loss
 
 
-def test_a_place_that_is_written_to_is_no_batch() -> None:
+@pytest.mark.parametrize("kind", [Queued, QueuedBehind])
+def test_a_place_that_is_written_to_is_no_batch(kind: type[Loop]) -> None:
     with pytest.raises(
         ExportError, match=r"start of aten.slice.Tensor .*: write there by a tensor of positions, from a"
     ):
-        captured(Queued(), data_of(4)).compile()
+        captured(kind(), data_of(4)).compile()
+
+
+def test_a_queue_that_a_tensor_goes_round_is_followed() -> None:
     check(QueuedByTensor)
 
 
@@ -511,3 +544,42 @@ def test_data_that_a_step_writes_to_is_refused_or_told() -> None:
         ours.step(*second)
     with pytest.warns(UserWarning, match=r"^the step writes to x, and goes on with the captured tensor at each call"):
         c.optimize().compile()
+
+
+class Signed(optim.Optimizer):
+    """An optimizer of one's own, as Lion is."""
+
+    def __init__(self, params: Any, lr: Any) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.sub_(one.grad.sign() * group["lr"])
+
+
+class SignedByNumber(Loop):
+    rate: Any = 0.01
+
+    def optimizer(self) -> optim.Optimizer:
+        return Signed(self.model.parameters(), self.rate)
+
+    def more(self) -> None:
+        self.schedule = lr_scheduler.CosineAnnealingLR(self.opt, 30)
+
+    def between(self) -> None:
+        self.schedule.step()
+
+
+class SignedByTensor(SignedByNumber):
+    """The remedy that it is refused with."""
+
+    def optimizer(self) -> optim.Optimizer:
+        return Signed(self.model.parameters(), torch.tensor(0.01, dtype=torch.float64))
+
+
+def test_of_a_rate_of_ones_own_optimizer_the_remedy_is_a_tensor() -> None:
+    with pytest.raises(ExportError, match=r"sub_\(one.grad.sign\(\) .*: compute .*`lr=torch.tensor\(0.01, dtype=…\)`"):
+        captured(SignedByNumber(), data_of(4)).compile()
+    check(SignedByTensor)

@@ -506,13 +506,24 @@ class WarmedByPython(AveragedData):
             mine.lerp_(new, weight)
 
 
+class WarmedByBoth(WarmedByPython):
+    """The rest to 1 is computed beside the forward, and the update reads both."""
+
+    @torch.no_grad()
+    def after(self) -> None:
+        weight = torch.tensor(1 / (1 + self.steps), dtype=torch.float64)
+        for mine, new in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            mine.mul_(1 - weight).add_(new * weight)
+
+
 @pytest.mark.parametrize("further", [0, 1, 3])
 def test_what_python_makes_anew_for_the_update_is_refused_or_told(further: int) -> None:
     with pytest.raises(ExportError, match=r"(in whose place|another tensor).*self\.random\.normal.*kept\.copy_\(new\)"):
         captured(NoiseOfNumpy(), data_of(3 + further)).compile()
-    step = captured(loop := WarmedByPython(), data_of(loop.n + further))
-    with pytest.warns(UserWarning, match=r"torch\.tensor\(1 / .*makes a tensor of a number.*`count\.add_\(1\)`"):
-        step.compile()
+    for kind in (WarmedByPython, WarmedByBoth):
+        step = captured(loop := kind(), data_of(loop.n + further))
+        with pytest.warns(UserWarning, match=r"torch\.tensor\(1 / .*makes a tensor of a number.*`count\.add_\(1\)`"):
+            step.compile()
 
 
 @pytest.mark.parametrize("further", [0, 1, 3])
@@ -703,10 +714,10 @@ class Weighted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
-        self.register_buffer("factor", torch.ones(4))
+        self.register_buffer("scale", torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x) * self.factor
+        return self.norm(x) * self.scale
 
 
 def with_scripted(compiled: Callable[[nn.Module], Any]) -> type[Loop]:
@@ -736,6 +747,6 @@ def test_a_buffer_that_a_part_in_torchscript_puts_anew_is_found(how: str, tmp_pa
     path = variant.export(tmp_path / "step.py")
     for step in (variant.compile(), runpy.run_path(str(path))["bind"](loop.model, loop.opt)):
         step(*data[4])
-        loop.model[0].factor = torch.rand(4, dtype=torch.float64)
+        loop.model[0].scale = torch.rand(4, dtype=torch.float64)
         expected = loop.loss(*data[5])
         assert abs(step(*data[5]) - expected) < NEAR
