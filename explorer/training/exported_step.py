@@ -64,7 +64,6 @@ class TrainingStep:
         self.follow_options()
         tensors = self.bound.tensors()
         self.rates = [(tensors[name], self.groups[optimizer][at]) for name, (optimizer, at) in RATES.items()]
-        self.filled = [None] * len(self.rates)
         self.find_counts(tensors)
         self.find_parameters(tensors)
         rows = [row for i, row in enumerate(INPUTS) if i not in DATA]
@@ -166,15 +165,10 @@ class TrainingStep:
                         f"{', '.join(f'{float(rate):g}' for rate in rates)} now: give them the same, or make the optimizer "
                         "with a tensor for each and capture the step again"
                     )
-        for at, (tensor, group) in enumerate(self.rates):
+        for tensor, group in self.rates:
             rate = group["lr"]
-            if isinstance(rate, torch.Tensor):
-                if rate is not tensor:
-                    tensor.copy_(rate)
-                self.filled[at] = None
-            elif rate != self.filled[at]:
-                tensor.fill_(rate)
-                self.filled[at] = rate
+            if rate is not tensor:
+                tensor.copy_(rate) if isinstance(rate, torch.Tensor) else tensor.fill_(rate)
         counts = self.next_counts()
         for tensor, group, formula, of in self.numbers:
             tensor.fill_(formula(group, counts.get(of)))

@@ -78,28 +78,35 @@ def followed_values(program: CapturedProgram) -> dict[str, set[float]]:
     computes with, and the counts that it reads. Where several optimizers step in one line, what one of them takes that is not
     followed is no such number, though it be equal to one."""
     values: dict[str, set[float]] = {}
-    update = program.update
-    for part in () if update is None else (update, *([program] if program.in_rounds else [])):
-        stepped = update.stepped if update else ()
-        found = places_in(part, stepped)
+    if (update := program.update) is None:
+        return values
+    parts = (update, *([program] if program.in_rounds else []))
+    found_in = [places_in(part, update.stepped) for part in parts]
+    for part, found in zip(parts, found_in, strict=True):
         for number, places in found.items():
             known = values.setdefault(str(number.stepped.source), set())
             known.update(place.value for place in places)
             known.update(before + 1 for before in _before(part, counts_of([number])).values())
-        followed = {number.stepped for number in found}
-        for step in stepped:
+    followed = {number.stepped for found in found_in for number in found}
+    for part in parts:
+        for step in update.stepped:
             if step not in followed and str(step.source) in values:
                 values[str(step.source)] -= _taken_beside(part, step, followed)
     return values
 
 
 def left_alone(program: CapturedProgram) -> tuple[Stepped, ...]:
-    """The optimizers of which no number is followed."""
+    """The optimizers of which no number is followed, though they take numbers of the host."""
     if (update := program.update) is None:
         return ()
     parts = (update, *([program] if program.in_rounds else []))
     followed = {number.stepped for part in parts for number in places_in(part, update.stepped)}
-    return tuple(step for step in update.stepped if step not in followed)
+    return tuple(step for step in update.stepped if step not in followed and not _is_on_device(step))
+
+
+def _is_on_device(step: Stepped) -> bool:
+    """Whether its rates and counts are read on the device."""
+    return any(group.get("fused") or group.get("capturable") for group in step.groups)
 
 
 def _taken_beside(program: CapturedProgram, other: Stepped, followed: Collection[Stepped]) -> set[float]:
@@ -107,8 +114,7 @@ def _taken_beside(program: CapturedProgram, other: Stepped, followed: Collection
     own = {node for step in followed for node in _groups_of_ops(step, program.trace)}
     ops = [node for node in program.trace.ops if origin(node).source == other.source and node not in own]
     taken = {one for node in ops for one in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(one, float)}
-    is_on_device = any(group.get("fused") or group.get("capturable") for group in other.groups)  # which read none
-    names = [] if is_on_device else [name for name, (key, _) in other.state.items() if key == COUNT]
+    names = [] if _is_on_device(other) else [name for name, (key, _) in other.state.items() if key == COUNT]
     counts = _before(program, names)
     return taken | {before + 1 for before in counts.values()}
 

@@ -22,7 +22,7 @@ from torch import fx
 from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.remaking import is_cheap, nbytes_read
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
-from tracefuse.optimizers.ops import behind_views, is_view, reached, read_by, readers
+from tracefuse.optimizers.ops import behind_views, is_view, producer, reached, read_by, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.schedule import copy_again
 from tracefuse.optimizers.trace import Trace, human_bytes, phase
@@ -54,7 +54,7 @@ def compute_from_what_is_read(trace: Trace, region_of: Mapping[fx.Node, int], de
         # In the order of the trace: what a later value is computed from is then a copy too, if it is one at all.
         for value in sorted((n for n in reads if _may_be(n) and _is_kept(n, region_of)), key=position.__getitem__):
             again = _Chain(value, reads, parameters, position).found()
-            if again is None or not compared.isdisjoint(again):
+            if again is None or not compared.isdisjoint(map(producer, again)):
                 continue
             _copy(again, value, ops, copies)
             spared = nbytes_read(value)

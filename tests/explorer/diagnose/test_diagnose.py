@@ -273,7 +273,7 @@ def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None
     x, w = torch.randn(256, 256), torch.randn(1001, 256, requires_grad=True)
     plain = case(tracefuse.capture(lambda: (x @ w.t()).sum().backward()))
     (remark,) = found("unaligned-matmul", plain)
-    assert remark.title.endswith("matmuls over an unaligned dimension of 1,001")
+    assert remark.title.endswith("1 matmul over an unaligned dimension of 1,001")
     assert (remark.severity, remark.changes, remark.worth_us) == ("low", None, None)
     assert remark.fix.startswith("before TF32 or half precision is switched on, pad it in the model (a vocabulary: ")
     assert remark.worth == "little without TF32"

@@ -236,12 +236,30 @@ def test_a_capture_is_exported_when_its_optimizers_are_gone_and_not_compiled(tmp
         variant.compile()
 
 
+@pytest.mark.parametrize("is_fused", [False, True], ids=["one by one", "fused"])
 @pytest.mark.parametrize("kind", [optim.NAdam, optim.RAdam])
-def test_only_the_optimizer_that_is_not_followed_is_to_be_replaced(kind: Any) -> None:
+def test_only_the_optimizer_that_is_not_followed_is_to_be_replaced(kind: Any, is_fused: bool) -> None:
     with pytest.raises(ExportError) as raised:
-        captured(in_one_line(optim.Adam, kind)(), data_of(4)).compile()
+        captured(in_one_line(functools.partial(optim.Adam, fused=is_fused), kind)(), data_of(4)).compile()
     assert f"make {kind.__name__} on a GPU" in str(raised.value)
-    assert "make Adam " not in str(raised.value)
+    assert "Adam " not in str(raised.value).replace(f"{kind.__name__} ", "")
+
+
+def test_steps_of_one_capture_each_read_the_rate_that_is() -> None:
+    """They share the tensor that a rate is written to."""
+    loop, data = loop_of("AdamW", fused=True)(), data_of(7)
+    variant = captured(loop, data[:4])
+    steps = variant.compile(), variant.with_config(fuse=False).compile()
+    expected = copy.deepcopy(loop)
+    rates = [group["lr"] for group in loop.opt.param_groups]
+    for at, batch in enumerate(data[4:]):
+        for one in (loop, expected):
+            for group, rate in zip(one.opt.param_groups, rates, strict=True):
+                group["lr"] = rate * (1.0, 0.0, 1.0)[at]
+        steps[at % 2](*batch)
+        expected.step(*batch)
+    for mine, own in zip(loop.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, own)
 
 
 # --- files and checkpoints --------------------------------------------------------------------------------------------
