@@ -29,6 +29,7 @@ import torch
 from tracefuse.device.graph_nodes import replace_memsets
 from tracefuse.errors import NotSupported
 from tracefuse.execution.sharing import Given, Handed, addresses, borrowed, copies_of, memory_like, write
+from tracefuse.optimizers.gc_pause import uncollected
 
 WARM_UPS = 3  # As many as `make_graphed_callables` takes: lazy initialisation, then cuDNN's choice of an algorithm.
 LEARNT_AT = 3  # The forward from which on a recording is made anew to save copies: each half has run twice by then.
@@ -335,11 +336,12 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
     """A graph with `keep_graph`, ready to be replayed.
 
     Matmuls that are recorded take their workspaces from the graph's own pool: torch frees those that it caches when
-    somebody else records, and the graph, which keeps the address, would write where another program's tensors lie."""
+    somebody else records, and the graph, which keeps the address, would write where another program's tensors lie. No garbage
+    is collected meanwhile: a graph that is destroyed breaks one that is recorded, and torch's generator with it."""
     _free_workspaces()
     try:
         # Other threads, such as one that pins a loader's batches, may go on.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with uncollected(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
         if torch.version.cuda:
             replace_memsets(graph.raw_cuda_graph())

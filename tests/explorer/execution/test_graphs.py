@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 import tracefuse
 from tracefuse.errors import NotSupported, OptionError
 from tracefuse.execution.graphed_program import check_replayable
+from tracefuse.execution.graphs import recording
 from tracefuse.optimizers.trace import Trace
 
 gpu = pytest.mark.gpu
@@ -297,3 +299,30 @@ def test_another_recording_does_not_take_the_workspaces_of_matmuls() -> None:
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+@gpu
+def test_garbage_waits_until_a_graph_is_recorded() -> None:
+    """A graph that a collection destroyed meanwhile would break the one that is recorded, and torch's generator with it."""
+    x, stream = torch.ones(8, device="cuda"), torch.cuda.Stream()
+
+    def recorded(run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        torch.cuda.synchronize()
+        with recording(graph, torch.cuda.graph_pool_handle(), stream):
+            made = run()
+        return graph, made
+
+    def with_much_garbage() -> Tensor:
+        assert not gc.isenabled()
+        assert len([[] for _ in range(5_000)]) == 5_000
+        return x + 2
+
+    cycle: list[object] = [recorded(lambda: x * 2)]
+    cycle.append(cycle)
+    del cycle
+    graph, made = recorded(with_much_garbage)
+    graph.replay()
+    assert made.tolist() == [3.0] * 8
+    assert torch.rand(2, device="cuda").isfinite().all()
+    assert gc.isenabled()
