@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import programs
 import pytest
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 import tracefuse
 from tracefuse.errors import NotSupported, OptionError
+from tracefuse.execution import graphs
 from tracefuse.execution.graphed_program import check_replayable
 from tracefuse.execution.graphs import recording
 from tracefuse.optimizers.trace import Trace
@@ -299,6 +301,32 @@ def test_another_recording_does_not_take_the_workspaces_of_matmuls() -> None:
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["recorded", "failed"])
+def test_collections_pause_while_a_graph_is_recorded(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that need not exist."""
+    seen = dict[str, bool]()
+
+    class Graph:
+        def instantiate(self) -> None:
+            seen["made"] = True
+
+    @contextlib.contextmanager
+    def capturing(*_: object, **__: object) -> Iterator[None]:
+        seen["before"] = gc.isenabled()
+        yield
+        seen["at the end"] = gc.isenabled()
+
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(graphs, "_free_workspaces", lambda: None)
+    refused = pytest.raises(NotSupported, match="no room") if fails else contextlib.nullcontext()
+    with refused, recording(Graph(), (0, 1), None):  # type: ignore[arg-type]
+        if fails:
+            raise RuntimeError("no room")
+    assert gc.isenabled()
+    assert seen == ({"before": False} if fails else {"before": False, "at the end": False, "made": True})
 
 
 @gpu
