@@ -431,6 +431,20 @@ def test_a_scaler_that_asks_whether_gradients_are_finite_is_refused() -> None:
     del loop
 
 
+def trained_beside(kind: type[Loop], dtype: torch.dtype) -> tuple[Loop, Loop]:
+    """A loop whose fifth step and those behind it are compiled ones, and eager's, of the same data."""
+    ours, eager = kind(), kind()
+    data = [[one.to(dtype) for one in batch] for batch in data_of(9)]
+    step = captured(ours, data[:4]).compile()
+    for at, batch in enumerate(data):
+        eager.step(*batch)
+        if at >= 4:
+            step(*batch)
+            ours.between()
+        eager.between()
+    return ours, eager
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_halves_are_computed_as_aten_computes_them(dtype: torch.dtype) -> None:
     """With numbers in float32: a bias correction that is rounded to bfloat16 is off by up to 0.4 %."""
@@ -442,13 +456,7 @@ def test_halves_are_computed_as_aten_computes_them(dtype: torch.dtype) -> None:
         def optimizer(self) -> optim.Optimizer:
             return optim.AdamW(self.model.parameters(), lr=0.01)
 
-    ours, eager = Made(), Made()
-    data = [[one.to(dtype) for one in batch] for batch in data_of(9)]
-    step = captured(ours, data[:4]).compile()
-    for at, batch in enumerate(data):
-        eager.step(*batch)
-        if at >= 4:
-            step(*batch)
+    ours, eager = trained_beside(Made, dtype)
     assert farthest(ours, eager) <= torch.finfo(dtype).eps
 
 
@@ -466,15 +474,7 @@ def test_a_rate_that_aten_adds_with_is_rounded_as_aten_rounds_it(text: str, fore
         def loss(self, x: Tensor, y: Tensor) -> Tensor:
             return self.model(x).square().mean() * y.square().mean()
 
-    ours, eager = Made(), Made()
-    data = [[one.to(dtype) for one in batch] for batch in data_of(9)]
-    step = captured(ours, data[:4]).compile()
-    for at, batch in enumerate(data):
-        eager.step(*batch)
-        if at >= 4:
-            step(*batch)
-            ours.between()
-        eager.between()
+    ours, eager = trained_beside(Made, dtype)
     mine, theirs = ours.left(), eager.left()
     assert {name for name in theirs if not torch.equal(mine[name], theirs[name])} == set()
 
