@@ -16,9 +16,11 @@ curves   of gpt: 200 steps on a noisy permutation, with a learning rate that war
          rounded to bfloat16 once, beside eager. `--check` fails where ours are further from eager than both.
 times    one step of each column in the same rounds: ours, ours as one graph, eager with `fused=True`, torch.compile of the
          model with a fused optimizer, torch.compile of the whole step, reduce-overhead.
-peaks    the memory of each column at the peak of a step, in a process of its own: what a pool keeps counts.
+peaks    the memory of each column at the peak of a step, in a process of its own: what a pool keeps counts. A column that
+         failed there is not timed.
 
-JSON is written after every column. What takes longer than `--column-limit` seconds in a process of its own is given up.
+JSON is written after every column, and other parts that `--out` has of this program on this machine stay in it. What takes
+longer than `--column-limit` seconds in a process of its own is given up.
 """
 
 from __future__ import annotations
@@ -86,7 +88,11 @@ def curves(first: nn.Module, data: list[Data], device: str) -> dict[str, Any]:
 def times(first: nn.Module, data: list[Data], options: Namespace, record: dict[str, Any]) -> None:
     steps: dict[str, Step] = {}
     record |= {"first_run_s": {}, "failed": {}}
+    unfinished = {name: one["error"] for name, one in record.get("peaks", {}).items() if "error" in one}
     for name in _columns(options):
+        if name in unfinished:
+            record["failed"][name] = unfinished[name]
+            continue
         began = time.perf_counter()
         try:
             step = COLUMNS[name](first, data, options.device)
@@ -155,7 +161,7 @@ def main() -> None:
     options = made.parse_args()
     torch.manual_seed(0)
     parts = options.part or ("times", "peaks", "curves")
-    record: dict[str, Any] = {"benchmark": "train_step", "environment": environment(options.device)}
+    record = earlier(options) | {"benchmark": "train_step", "environment": environment(options.device)}
     if "peaks" in parts:  # before this process holds anything
         peaks(options, record)
     program = PROGRAMS[options.program](options.small, options.device)
@@ -167,6 +173,15 @@ def main() -> None:
     write(options.out, record)
     if with_curves:
         check_curves(program, data, options, record)
+
+
+def earlier(options: Namespace) -> dict[str, Any]:
+    """What `--out` has of this program from a run on such a device with these versions."""
+    if options.out is None or not options.out.exists():
+        return {}
+    record, now = json.loads(options.out.read_text()), environment(options.device)
+    is_alike = all(record["environment"].get(name) == now[name] for name in ("device", "python", "torch", "triton"))
+    return record if is_alike and record.get("program", options.program) == options.program else {}
 
 
 def check_curves(program: Program, data: list[Data], options: Namespace, record: dict[str, Any]) -> None:

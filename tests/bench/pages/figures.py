@@ -277,7 +277,7 @@ def whole_step(found: Data, source: str) -> str:
     return (
         f"A step with clipping and AdamW of a GPT of {sizes['layers']} layers, {sizes['width']} wide, with "
         f"{sizes['vocab']:,} tokens, float32 weights under bfloat16 autocast, {sizes['batch']} by {sizes['length']}: "
-        f"{', '.join(times)} ({source})."
+        f"{', '.join(times)}{_memory(found)} ({source})."
     )
 
 
@@ -295,7 +295,15 @@ def _other_step(found: Data, source: str) -> str:
     """One training step of another program, and what became of the columns that failed."""
     times = [f"{name} {ms(step_ms(program))}" for name, program in by_name(found["timing"]).items()]
     failed = [f"; {name}: {reason}" for name, reason in found["failed"].items()]
-    return f"A step with clipping and AdamW of {found['title']}: {', '.join(times)}{''.join(failed)} ({source})."
+    told = f"{', '.join(times)}{''.join(failed)}{_memory(found)}"
+    return f"A step with clipping and AdamW of {found['title']}: {told} ({source})."
+
+
+def _memory(found: Data) -> str:
+    """What the process of each column holds at most, weights, state and pools among it; nothing where it was not measured."""
+    held = {name: one.get("reserved_nbytes") for name, one in found.get("peaks", {}).items()}
+    told = [f"{name} {nbytes / 2**30:.2f} GiB" for name, nbytes in held.items() if nbytes is not None]
+    return f". Memory held at most: {', '.join(told)}" if told else ""
 
 
 @said("loops.py", "loops")
