@@ -4,7 +4,8 @@ A step takes 10.4 ms on H200, measured; 31 ms before the passes. Its backward ta
 h.*.mlp ×12 takes 28 % of the step. First to mend: rows of the head's matmul are not aligned (2.1 ms, 20 %).
 
 All their times are of one clock. Where launching its kernels takes longer than they do, a step's kernels are counted in place
-of the second sentence, and no share of their time is told. All shares are of the step.
+of the second sentence; only where it takes less than twice as long, the second names whose backward takes most of their time.
+All other shares are of the step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tracefuse.widgets.payload.clock import DEFAULT, Clock
 MOST_ACTIONS = 3
 LEAST = 0.005
 """The least share of the step that is told as a change."""
+FAR_LONGER = 2.0
+"""How many times as long as its kernels a step's launches take where the time of kernels is of no account."""
 
 
 def sentence_record(
@@ -45,7 +48,7 @@ def sentence_record(
     if clock.launch_us is None:
         head = [_step(clock, is_on_gpu), *_where(rows)]
     else:
-        head = _launches(clock, ops, is_on_gpu and not is_blocked)
+        head = _launches(clock, rows, ops, is_on_gpu and not is_blocked)
     lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
@@ -83,7 +86,7 @@ def _place(clock: Clock) -> str:
     return f"an example GPU ({clock.device})" if clock.chosen == DEFAULT and chosen() is None else clock.device
 
 
-def _launches(clock: Clock, ops: tuple[int, int], can_be_graphed: bool) -> list[str]:
+def _launches(clock: Clock, rows: Layers, ops: tuple[int, int], can_be_graphed: bool) -> list[str]:
     """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
     before, after = ops
     us, launching = time_text(clock.times[1].step_us), time_text(clock.launch_us or 0.0)
@@ -94,20 +97,30 @@ def _launches(clock: Clock, ops: tuple[int, int], can_be_graphed: bool) -> list[
         ]
     made = f": the passes made {after} of {before:,}" if before > after else ""
     graph = "; cuda_graph=True launches all at once" if can_be_graphed else ""
-    return [f"{takes}, but launching them about {launching}, modelled.", f"So fewer kernels help most{made}{graph}."]
+    is_near = (clock.launch_us or 0.0) < FAR_LONGER * clock.times[1].step_us
+    worst = _worst(rows) if is_near else ""
+    whose = f"; the backward of {worst} of the kernels' time" if worst else ""
+    return [f"{takes}, but launching them about {launching}, modelled.", f"So fewer kernels help most{made}{graph}{whose}."]
 
 
 def _where(rows: Layers) -> list[str]:
     forward, backward = (sum(getattr(row, f"{half}_us")[1] for row in rows) for half in ("forward", "backward"))
     if not backward or rows.no_verdict:
         return []
-    worst = rows.worst()
-    share = "" if worst is None else share_text(worst.backward_us[1], sum(row.step_us[1] for row in rows))
-    name = "" if worst is None else f"{worst.name}{f' ×{worst.count}' * (worst.count > 1)}"
+    worst = _worst(rows)
     if not forward:
-        return [f"The backward of {name} takes {share} of the step."] if name else []
+        return [f"The backward of {worst} of the step."] if worst else []
     ratio = f"Its backward takes {backward / forward:.1f} times as long as its forward"
-    return [f"{ratio}{f'; that of {name} takes {share} of the step' * bool(name)}."]
+    return [f"{ratio}{f'; that of {worst} of the step' * bool(worst)}."]
+
+
+def _worst(rows: Layers) -> str:
+    """ "h.*.mlp ×12 takes 28 %", which has most of the backward; "" where nothing has."""
+    worst = rows.worst()
+    if worst is None:
+        return ""
+    share = share_text(worst.backward_us[1], sum(row.step_us[1] for row in rows))
+    return f"{worst.name}{f' ×{worst.count}' * (worst.count > 1)} takes {share}"
 
 
 def _lever(

@@ -132,6 +132,16 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     assert " %" not in said.replace(shown["sentence"]["actions"][0]["title"], ""), "a share of kernels' time"
 
 
+def test_where_kernels_take_nearly_as_long_as_their_launches_the_slowest_backward_is_named() -> None:
+    rows = layers(variant().baseline.whole, variant().whole, clock("modelled for").times)
+    worst, step_us = rows.worst(), clock("modelled for").times[1].step_us
+    assert worst is not None
+    for launch_us, is_named in ((1.5 * step_us, True), (3 * step_us, False)):
+        said = sentence_record(replace(clock("modelled for"), launch_us=launch_us), rows, [], (9, 3), False, {})["said"]
+        assert (f"; the backward of {worst.name}" in said) == is_named
+        assert ("of the kernels' time" in said) == is_named
+
+
 def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
     rows = layers(variant().baseline.whole, variant().whole, clock("modelled for").times)
     bound = replace(clock("modelled for"), launch_us=5e5)
