@@ -100,7 +100,10 @@ def _launches(clock: Clock, rows: Layers, ops: tuple[int, int], can_be_graphed: 
     is_near = (clock.launch_us or 0.0) < FAR_LONGER * clock.times[1].step_us
     worst = _worst(rows) if is_near else ""
     whose = f"; the backward of {worst} of the kernels' time" if worst else ""
-    return [f"{takes}, but launching them about {launching}, modelled.", f"So fewer kernels help most{made}{graph}{whose}."]
+    return [
+        f"{takes}, but launching them about {launching}, modelled.",
+        f"So fewer kernels help most{made}{graph}{whose}.",
+    ]
 
 
 def _where(rows: Layers) -> list[str]:
