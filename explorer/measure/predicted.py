@@ -3,9 +3,11 @@
     anchor    = a configuration that was measured: its trace, its ops as profiled, its whole step as timed
     Predictor(anchors, peaks, …)(trace)    the ops of any configuration of the same program
 
-An anchor's ops are scaled so that together they are the step that was timed. What was measured of ops that its trace does
-not have, as the copies of an update in place, counts for no op. A configuration that was measured has its own times. In any
-other one
+An anchor's ops are together the step that was timed. Where the step takes longer than they do, each has an equal share of the
+rest: the device waits for launches, and a launch costs the host the same whatever its kernel takes. A step of many small
+kernels so becomes shorter by kernels that go, and hardly by kernels that become faster. Where the step takes less, since a
+profiler slows the host down, they are scaled. What was measured of ops that its trace does not have, as the copies of an
+update in place, counts for no op. A configuration that was measured has its own times. In any other one
 
     an op that the anchor most alike has too, by name and by key, keeps its time;
     an op whose key was measured elsewhere takes what that takes in the mean;
@@ -53,6 +55,11 @@ class Anchor:
     @cached_property
     def us(self) -> dict[str, float]:
         """The times of the trace's own ops, as parts of the step."""
+        return {name: us + self.waited_us for name, us in self.busy_us.items()}
+
+    @cached_property
+    def busy_us(self) -> dict[str, float]:
+        """`us` without what an op waits for its launch."""
         return {name: self._scale * us for name, us in self._own_us.items()}
 
     @cached_property
@@ -67,14 +74,24 @@ class Anchor:
 
     @cached_property
     def _scale(self) -> float:
+        """What the ops are multiplied with where they take longer than the step; else 1."""
         whole = sum(self._own_us.values())
-        return self.step_us / whole if self.step_us and whole else 1.0
+        return min(1.0, self.step_us / whole) if self.step_us and whole else 1.0
+
+    @cached_property
+    def waited_us(self) -> float:
+        """The share of each op in what the step takes beyond them."""
+        rest = (self.step_us or 0.0) - sum(self._own_us.values())
+        return rest / len(self._own_us) if rest > 0 and self._own_us else 0.0
 
     @property
     def op_times(self) -> OpTimes:
         """`us` with where they come from."""
-        scaled = f"{self.times.provenance}, scaled to the measured step" if self.step_us else self.times.provenance
-        return replace(self.times, us=self.us, laid_out_us=self.laid_out_us, provenance=scaled)
+        how = (
+            "with equal shares of what the step takes beyond them" if self.waited_us else "scaled to the measured step"
+        )
+        provenance = f"{self.times.provenance}, {how}" if self.step_us else self.times.provenance
+        return replace(self.times, us=self.us, laid_out_us=self.laid_out_us, provenance=provenance)
 
     @cached_property
     def by_key(self) -> dict[Key, float]:
@@ -154,7 +171,7 @@ class Predictor:
         if isinstance(kernel, Kernel) and not self.runs_triton:
             return sum(self._of(inner, anchors) for inner in kernel.body.ops if does_work(inner))
         fit = self.fits.get(class_of(node)) or self.fits[ALL]
-        return fit(modelled_us(node, self.peaks))
+        return fit(modelled_us(node, self.peaks)) + anchors[0].waited_us
 
 
 def class_of(node: fx.Node) -> str:
@@ -181,7 +198,7 @@ def calibration(anchors: Iterable[Anchor], peaks: Peaks) -> dict[str, Fit]:
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for one in anchors:
         nodes = {node.name: node for node in one.trace.ops}
-        for name, us in one.us.items():
+        for name, us in one.busy_us.items():
             point = modelled_us(nodes[name], peaks), us
             points[class_of(nodes[name])].append(point)
             points[ALL].append(point)

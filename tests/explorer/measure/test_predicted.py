@@ -76,7 +76,7 @@ def test_ops_that_the_passes_left_keep_their_measured_times() -> None:
     assert (times.kind, times.device) == ("predicted", DEVICE)
 
 
-@pytest.mark.parametrize("step_us", [None, 1e4])
+@pytest.mark.parametrize("step_us", [None, 1e4, 10.0])
 def test_what_lays_out_operands_is_the_same_part_of_an_op_wherever_the_op_is_told(step_us: float | None) -> None:
     v = variant()
     base, times = v.baseline.whole, profiled(v.baseline.whole)
@@ -86,7 +86,31 @@ def test_what_lays_out_operands_is_the_same_part_of_an_op_wherever_the_op_is_tol
         told = known(of.whole)
         kept = {name for name, _ in keys(of.whole).items() & keys(base).items()} & told.us.keys()
         assert kept == told.laid_out_us.keys()
-        assert all(told.laid_out_us[name] == pytest.approx(told.us[name] / 2) for name in kept)
+        busy_us = known.anchors[0].busy_us
+        assert all(told.laid_out_us[name] == pytest.approx(busy_us[name] / 2) for name in kept)
+
+
+def test_what_a_step_takes_beyond_its_ops_is_shared_out_by_launches() -> None:
+    """A step of twice its kernels' time: a kernel that goes takes its launch along, whatever it took itself."""
+    base = variant().baseline
+    times = profiled(base.whole)
+    launched = anchor(base, 2 * times.step_us)
+    share = times.step_us / len(times.us)
+    assert all(launched.us[name] == pytest.approx(us + share) for name, us in times.us.items())
+    fused = predictor(launched)(variant().whole)
+    gone, made = times.us.keys() - fused.us.keys(), fused.us.keys() - times.us.keys()
+    assert len(gone) > len(made)
+    kernels = sum(profiled(variant().whole).us[name] for name in made) - sum(times.us[name] for name in gone)
+    expected = launched.op_times.step_us + kernels - share * (len(gone) - len(made))
+    assert fused.step_us == pytest.approx(expected, rel=0.05)
+
+
+def test_a_step_shorter_than_its_profile_scales_its_ops() -> None:
+    base = variant().baseline
+    times = profiled(base.whole)
+    known = anchor(base, times.step_us / 2)
+    assert all(known.us[name] == pytest.approx(us / 2) for name, us in times.us.items())
+    assert known.op_times.provenance.endswith("scaled to the measured step")
 
 
 # --- what changed -----------------------------------------------------------------------------------------------------
