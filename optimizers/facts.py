@@ -280,6 +280,12 @@ def span(shape: Sequence[int], stride: Sequence[int]) -> int:
     return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
+def lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape have the same strides, but for dimensions of one element."""
+    steps = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(size == 1 or mine == theirs for size, mine, theirs in steps)
+
+
 @functools.lru_cache(maxsize=4096)
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether the elements fill one block of memory without gaps or overlaps, in any order of the dimensions."""

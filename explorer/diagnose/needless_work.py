@@ -10,7 +10,7 @@ from torch import fx
 from tracefuse.diagnose.retype import only_dtype
 from tracefuse.findings.finding import Case, Finding, Fix, dtype
 from tracefuse.lint.facts import parameters_of, parts_of
-from tracefuse.lint.spared import one_by_one, spared_by_kernels, with_kernels
+from tracefuse.lint.spared import for_kernels, one_by_one, spared_by_kernels, with_kernels
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, rounded, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved
@@ -109,6 +109,7 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
         folds = folded_paths(case.trace)
         module, share = _largest_part(case, nodes, lambda n: name_of(n, folds))
         at, _ = _largest_part(case, nodes, line_of)
+        changes = for_kernels(case, {"fuse": True})
         yield from case.finding(
             "unfused-pointwise",
             case.severity(us) and "low",  # every eager program has some: a remark, and no error
@@ -120,9 +121,9 @@ def unfused_pointwise(case: Case) -> Iterator[Finding]:
             ),
             sorted(nodes, key=lambda n: -case.us([n])),
             at,
-            "compute each run of them in one kernel: `fuse` does",
+            f"compute each run of them in one kernel: {' with '.join(f'`{name}`' for name in changes)} does",
             us,
-            {"fuse": True},
+            changes,
         )
 
 

@@ -14,11 +14,12 @@ from torch import fx
 from tracefuse.findings.finding import Case, Fix
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.costs.cost import bytes_moved, bytes_written, is_allocation, op_class, touched_bytes
+from tracefuse.optimizers.decompose.norms import comes_apart, read_again
 from tracefuse.optimizers.facts import storage_id
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.ops import behind_views, does_work, producer, readers
-from tracefuse.optimizers.trace import Trace, tensors
+from tracefuse.optimizers.trace import Trace, tensors, val
 from tracefuse.tables.folding import work
 
 
@@ -33,7 +34,8 @@ _known: WeakKeyDictionary[Trace, tuple[OpTimes, float]] = WeakKeyDictionary()
 
 
 def spared_by_kernels(case: Case) -> float:
-    """The microseconds that the ops take beyond kernels for them, each of which is a region as `fuse` begins with."""
+    """The microseconds that the ops take beyond kernels for them, each of which is a region as `fuse` begins with. A norm that
+    `decompose` takes apart first is whole in its region."""
     known = _known.get(case.trace)
     if known is None or known[0] is not case.times:
         _known[case.trace] = known = case.times, _spared_by_regions(case)
@@ -42,19 +44,20 @@ def spared_by_kernels(case: Case) -> float:
 
 def _spared_by_regions(case: Case) -> float:
     wanted = set(one_by_one(case))
-    fusible = {node for node in case.trace.graph.nodes if refusal(node) is None}
+    fusible = {node for node in case.trace.graph.nodes if refusal(node) is None or comes_apart(producer(node))}
     regions = [[n for n in region if n in wanted] for region in form_regions(case.trace.graph, fusible)]
     return sum(spared_in_one_kernel(case, region) for region in regions if len(region) > 1)
 
 
 def spared_in_one_kernel(case: Case, nodes: Sequence[fx.Node]) -> float:
     """The microseconds that ops take beyond one kernel for all of them, which reads once what they read of others and writes
-    once what others read."""
+    once what others read. A norm may need sums first, by a kernel of their own, for which its images are read once more."""
     own, read = set(nodes), dict[int, int]()
     for tensor in (t for n in nodes for a in n.all_input_nodes if _made_by(a) not in own for t in tensors(a)):
         read[storage_id(tensor)] = max(read.get(storage_id(tensor), 0), touched_bytes(tensor))
     shown = [n for n in nodes if any(r.op == "output" or producer(r) not in own for r in readers(n))]
-    least, moved = sum(read.values()) + sum(map(bytes_written, shown)), sum(map(bytes_moved, nodes))
+    again = sum(touched_bytes(val(image)) for n in nodes if comes_apart(n) for image in read_again(n))
+    least, moved = sum(read.values()) + sum(map(bytes_written, shown)) + again, sum(map(bytes_moved, nodes))
     return case.us(nodes) * max(0.0, 1 - least / moved) if moved else 0.0
 
 
@@ -64,5 +67,11 @@ def _made_by(operand: fx.Node) -> fx.Node:
 
 def with_kernels(case: Case, changes: Mapping[str, Any], besides_us: float = 0.0) -> tuple[Fix, ...]:
     """What passes gain by kernels for all ops, those that the finding is about among them, and `besides_us` in another way."""
+    changes = for_kernels(case, changes)
     does = f"with {', '.join(changes)}, and so kernels for all ops"
-    return (Fix("passes", does, changes=dict(changes), worth_us=spared_by_kernels(case) + besides_us),)
+    return (Fix("passes", does, changes=changes, worth_us=spared_by_kernels(case) + besides_us),)
+
+
+def for_kernels(case: Case, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` of passes that make kernels for all ops: with `decompose` where there are norms, which `fuse` leaves whole."""
+    return {"decompose": True, **changes} if any(map(comes_apart, case.trace.ops)) else dict(changes)

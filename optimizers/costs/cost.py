@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.alignment import UNALIGNED_SHARE, unaligned
-from tracefuse.optimizers.facts import once_per_kind, once_per_type, storage_id, tensors_in
+from tracefuse.optimizers.facts import lie_alike, once_per_kind, once_per_type, storage_id, tensors_in
 from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
 from tracefuse.optimizers.trace import tensors, val
 
@@ -71,6 +71,8 @@ _REDUCTIONS = {
     "_fused_rms_norm_backward", "native_group_norm", "native_group_norm_backward", "native_batch_norm_backward",
     "_native_batch_norm_legit_functional", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
 }  # fmt: skip
+# So many of their first arguments are images, which lie as their first result does when their kernels run.
+_GROUP_NORMS = {"native_group_norm": 1, "native_group_norm_backward": 2}
 # These read, of their first argument, only as many elements as they yield.
 _GATHERS = frozenset({"embedding", "index", "index_select", "gather"})
 # This adds to rows of its first argument, which it writes over: so many at most as its second has.
@@ -142,8 +144,22 @@ def bytes_written(node: fx.Node) -> int:
 
 @once_per_kind
 def bytes_moved(node: fx.Node) -> int:
-    """Bytes read plus bytes written."""
-    return bytes_read(node) + bytes_written(node)
+    """Bytes read plus bytes written, with those of the copies that a group norm makes first."""
+    return bytes_read(node) + bytes_written(node) + _copied_first(node)
+
+
+def _copied_first(node: fx.Node) -> int:
+    """Bytes that an op moves to copy operands of other strides than its result has, which its kernels read instead of them.
+
+    On a GPU that is how group norm takes channels_last: in torch 2.14 the operator copies, up to 2.13 a `clone` ran before it,
+    and from 2.15 on its kernels take both orders. Of a backward that yields no gradient of its input it cannot be told.
+    """
+    images = _GROUP_NORMS.get(packet_name(node), 0) if node.op == "call_function" and not is_getitem(node) else 0
+    result = val(node)[0] if images else None
+    if result is None:
+        return 0
+    operands = [val(operand) for operand in node.args[:images]]  # type: ignore[arg-type]
+    return sum(touched_bytes(one) + result.nbytes for one in operands if not lie_alike(one, result))
 
 
 def _storage_bytes(group: Iterable[torch.Tensor]) -> list[int]:

@@ -30,6 +30,7 @@ from tracefuse.optimizers.decompose.group_norms import group_norm, group_norm_ba
 from tracefuse.optimizers.decompose.writing import cast as cast_to
 from tracefuse.optimizers.decompose.writing import channelwise, per_channel, read_behind_view, take_name, wide
 from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour
+from tracefuse.optimizers.lowering.geometry import MAX_ROW
 from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.rewrite import replace_value
 from tracefuse.optimizers.trace import call, shape_of, val
@@ -93,16 +94,46 @@ def _build(node: fx.Node) -> Callable[[set[int]], Parts]:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
+def comes_apart(node: fx.Node) -> bool:
+    """Whether the pass takes the op apart: a norm that neither itself nor the backward of its `reserve` holds back."""
+    if node.target not in NORMS:
+        return False
+    reserves = [part for part in node.users if is_getitem(part) and part.args[1] == RESERVES.get(node.target)]
+    return _reason(node) is None and all(comes_apart(backward) for part in reserves for backward in part.users)
+
+
+def read_again(node: fx.Node) -> list[fx.Node]:
+    """The images that what a norm becomes reads for its sums, and then once more: no program holds all that a sum is of."""
+    args, read = arguments(node), _read(node)
+    x, grad = args["input"], args.get("grad_out", args.get("grad_output"))
+    if 0 not in read or not _trains(node):
+        return []
+    if node.target in (GROUP_FORWARD, GROUP_BACKWARD):
+        is_held = holds_its_rows(node) and not (grad is not None and read & {1, 2})
+    else:
+        is_held = shape_of(x)[0] == 1 and val(x).numel() <= MAX_ROW * shape_of(x)[1]
+    return [] if is_held else [x] if grad is None else [grad, x]
+
+
 def _refusal(node: fx.Node) -> str | None:
-    """Why a norm stays as it is."""
-    args = arguments(node)
-    x, read = args["input"], {user.args[1] for user in node.users if is_getitem(user) and user.users}
+    """Why a norm stays as it is, when its backward has had its turn."""
+    if node.target in RESERVES and RESERVES[node.target] in _read(node):
+        return "its backward stays, and reads what only cuDNN understands"
+    return _reason(node)
+
+
+def _read(node: fx.Node) -> set[Any]:
+    """The places of the results that are read."""
+    return {user.args[1] for user in node.users if is_getitem(user) and user.users}
+
+
+def _reason(node: fx.Node) -> str | None:
+    """Why a norm stays by what it is, and what is beside it."""
+    x = arguments(node)["input"]
     if val(x).numel() == 0 or not val(x).is_floating_point():
         return "it has no elements of floating point"
-    if node.target in BATCH_FORWARDS and not _trains(node) and read - {0}:
+    if node.target in BATCH_FORWARDS and not _trains(node) and _read(node) - {0}:
         return "it does not train, and its statistics are read"
-    if node.target in RESERVES and RESERVES[node.target] in read:
-        return "its backward stays, and reads what only cuDNN understands"
     if _gains(node):
         return None
     return "no op beside it could join it: ATen's kernels move the same bytes"

@@ -110,6 +110,36 @@ def test_a_gather_reads_the_rows_it_takes_and_the_indices() -> None:
     assert bytes_read(embedding) == 3 * 8 * 4 + 3 * 8
 
 
+IMAGE, WEIGHT, STATISTICS = torch.zeros(2, 8, 4, 4), torch.zeros(8), torch.zeros(2, 4)
+TURNED = IMAGE.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("grad", "x", "result", "copies"),
+    [
+        (None, IMAGE, IMAGE, 0),
+        (None, TURNED, TURNED, 0),
+        (None, TURNED, IMAGE, 1),
+        (IMAGE, TURNED, TURNED, 1),
+        (TURNED, TURNED, IMAGE, 2),
+        (TURNED, TURNED, None, 0),
+    ],
+)
+def test_a_group_norm_copies_what_does_not_lie_as_its_result(
+    grad: torch.Tensor | None, x: torch.Tensor, result: torch.Tensor | None, copies: int
+) -> None:
+    """Whatever the torch here makes of these strides: they are those of GPUs, with 2.14 and with later ones."""
+    sizes = 2, 8, 16, 4
+    if grad is None:
+        node = op(aten.native_group_norm.default, x, WEIGHT, WEIGHT, *sizes, 1e-5)
+        node.meta["val"] = result, STATISTICS, STATISTICS
+    else:
+        mask = [result is not None, True, True]
+        node = op(aten.native_group_norm_backward.default, grad, x, STATISTICS, STATISTICS, WEIGHT, *sizes, mask)
+        node.meta["val"] = result, WEIGHT, WEIGHT
+    assert bytes_moved(node) == bytes_read(node) + bytes_written(node) + copies * 2 * IMAGE.nbytes
+
+
 def trained(model: nn.Module, *args: torch.Tensor) -> Callable[[], None]:
     return lambda: model(*args).sum().backward()
 
