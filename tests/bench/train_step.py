@@ -161,7 +161,9 @@ def main() -> None:
     options = made.parse_args()
     torch.manual_seed(0)
     parts = options.part or ("times", "peaks", "curves")
-    record = earlier(options) | {"benchmark": "train_step", "environment": environment(options.device)}
+    record = {"benchmark": "train_step", "environment": environment(options.device)} | earlier(options)
+    if parts != ["peaks"]:  # each of which has its own
+        record["environment"] = environment(options.device)
     if "peaks" in parts:  # before this process holds anything
         peaks(options, record)
     program = PROGRAMS[options.program](options.small, options.device)
