@@ -216,7 +216,8 @@ class Variant(Passed):
 
         `progress` is called as by `build`. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`.
         With `tune` block sizes are tried first: see `tune`; those that were found before serve in any case. With `cuda_graph`
-        it replays two CUDA graphs (`tracefuse.execution.graphs`), a step replays one.
+        it replays two CUDA graphs (`tracefuse.execution.graphs`), a step replays one. The step holds nothing that the capture
+        keeps for replays, copies of weights and state among it: drop both where memory is short (`del v, c; gc.collect()`).
 
         Raises `ExportError` for what is more than one differentiable step, and for a step that no later one could be run by,
         with the line and the remedy; `NotSupported` for what no CUDA graph can replay.
