@@ -24,9 +24,10 @@ from tracefuse.tables.folding import work
 
 
 def one_by_one(case: Case) -> list[fx.Node]:
-    """The pointwise ops and reductions that run as kernels of their own."""
+    """The pointwise ops and reductions that run as kernels of their own, cuDNN's norms that passes take apart among them."""
     found = [n for n in case.trace.ops if does_work(n) and n not in case.not_on_a_gpu and not is_allocation(n)]
-    return [n for n in found if op_class(n) in ("pointwise", "reduction") and work(n) != "device copy"]
+    fusible = [n for n in found if op_class(n) in ("pointwise", "reduction") or comes_apart(n)]
+    return [n for n in fusible if work(n) != "device copy"]
 
 
 _known: WeakKeyDictionary[Trace, tuple[OpTimes, float]] = WeakKeyDictionary()

@@ -3,11 +3,12 @@
     anchor    = a configuration that was measured: its trace, its ops as profiled, its whole step as timed
     Predictor(anchors, peaks, …)(trace)    the ops of any configuration of the same program
 
-An anchor's ops are together the step that was timed. Where the step takes longer than they do, each has an equal share of the
-rest: the device waits for launches, and a launch costs the host the same whatever its kernel takes. A step of many small
-kernels so becomes shorter by kernels that go, and hardly by kernels that become faster. Where the step takes less, since a
-profiler slows the host down, they are scaled. What was measured of ops that its trace does not have, as the copies of an
-update in place, counts for no op. A configuration that was measured has its own times. In any other one
+An anchor's ops are together the step that was timed. Where the step takes longer than they were profiled to, each has an
+equal share of the rest: the device waits for launches, and a launch costs the host about the same whatever its kernel takes. A
+step of many small kernels so becomes shorter by ops that go, and hardly by kernels that become faster. Where the step takes
+less, since a profiler slows the host down, and where its ops were not profiled, they are scaled. What was measured of ops that
+its trace does not have, as the copies of an update in place, counts for no op. A configuration that was measured has its own
+times. In any other one
 
     an op that the anchor most alike has too, by name and by key, keeps its time;
     an op whose key was measured elsewhere takes what that takes in the mean;
@@ -62,9 +63,14 @@ class Anchor:
         """`us` without what an op waits for its launch."""
         return {name: self._scale * us for name, us in self._own_us.items()}
 
+    @property
+    def waited_us(self) -> float:
+        """The share of each op in what the step takes beyond them all."""
+        return self._scale_and_share[1]
+
     @cached_property
     def laid_out_us(self) -> dict[str, float]:
-        """What of `us` lays out operands."""
+        """What of `busy_us` lays out operands."""
         return {name: self._scale * us for name, us in self.times.laid_out_us.items() if name in self._own_us}
 
     @cached_property
@@ -72,26 +78,26 @@ class Anchor:
         own = {node.name for node in self.trace.ops}
         return {name: us for name, us in self.times.us.items() if name in own}
 
-    @cached_property
+    @property
     def _scale(self) -> float:
-        """What the ops are multiplied with where they take longer than the step; else 1."""
-        whole = sum(self._own_us.values())
-        return min(1.0, self.step_us / whole) if self.step_us and whole else 1.0
+        return self._scale_and_share[0]
 
     @cached_property
-    def waited_us(self) -> float:
-        """The share of each op in what the step takes beyond them."""
-        rest = (self.step_us or 0.0) - sum(self._own_us.values())
-        return rest / len(self._own_us) if rest > 0 and self._own_us else 0.0
+    def _scale_and_share(self) -> tuple[float, float]:
+        """What the time of each op is multiplied with, and what is added to it then, so that together they are the step."""
+        whole = sum(self._own_us.values())
+        if not self.step_us or not whole:
+            return 1.0, 0.0
+        if self.step_us < whole or self.times.predicted:
+            return self.step_us / whole, 0.0
+        return 1.0, (self.step_us - whole) / len(self._own_us)
 
     @property
     def op_times(self) -> OpTimes:
         """`us` with where they come from."""
-        how = (
-            "with equal shares of what the step takes beyond them" if self.waited_us else "scaled to the measured step"
-        )
-        provenance = f"{self.times.provenance}, {how}" if self.step_us else self.times.provenance
-        return replace(self.times, us=self.us, laid_out_us=self.laid_out_us, provenance=provenance)
+        how = ", with equal shares of what the step takes beyond them" if self.waited_us else ""
+        how = how or ", scaled to the measured step" * (self._scale != 1)
+        return replace(self.times, us=self.us, laid_out_us=self.laid_out_us, provenance=f"{self.times.provenance}{how}")
 
     @cached_property
     def by_key(self) -> dict[Key, float]:

@@ -77,14 +77,6 @@ class TrainingStep:
         self.operands = [None if i in given else tensors[row[0]] for i, row in enumerate(UPDATED)]
         self.held = list({id(t): t for t in (*self.tensors, *self.operands) if t is not None}.values())
         self.places = addresses(self.held)
-        self.written = set(map(id, self.held))
-
-    def drop_gradients(self):
-        """Free what an earlier step left in `.grad`: this one makes its own gradients, and leaves none. What the update writes
-        to stays, as where the program zeroes gradients in place."""
-        for one in self.trained:
-            if one.grad is not None and id(one.grad) not in self.written:
-                one.grad = None
 
     def find_counts(self, tensors):
         """Find the counts of steps that are raised here, and what is made of them."""
@@ -121,7 +113,6 @@ class TrainingStep:
             is_trained = name not in MAY_BE_FROZEN and isinstance(one, torch.nn.Parameter)
             self.trains.setdefault(name, is_trained or one.requires_grad)
         self.flags = [self.trains[name] for name in self.parameters]
-        self.trained = [one for name, one in self.parameters.items() if self.trains[name]]
 
     def follow_freezing(self):
         """ValueError where a parameter is frozen now that was not, or the other way round: each call updates the same ones."""
@@ -260,7 +251,6 @@ class TrainingStep:
             self.tell_schedules()
         with torch.no_grad(), torch.autocast(DEVICE, enabled=False):
             self.follow_rates()
-            self.drop_gradients()
             results = self.run(given)
             for counts in self.counts.values():
                 torch._foreach_add_(counts, 1)

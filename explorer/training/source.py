@@ -24,12 +24,12 @@ _IMPORTS = ("contextlib", "operator", "warnings")
 _RUNTIME = _FILE.split("# --- copied into every exported file of a whole step ---\n")[1]
 
 ABOUT = (
-    "`bind(model, optimizer)` returns the step: a function of the data listed in INPUTS at DATA, which runs forward,",
-    "backward and update, writes parameters, buffers and the optimizer's state where they are, and returns STEP_RESULTS.",
-    "`.grad` of what it trains is freed, and is None afterwards, unless the update writes to it. The optimizer must have",
-    "made a step before, which makes its state, or have loaded one; learning rates are read from its `param_groups` at each",
-    "call, and schedules and the optimizer's hooks are yours to run. Shapes, strides and dtypes must be those of INPUTS and",
-    "UPDATED. Results, gradients and new values are checked: by dtype within TOLERANCE of the captured step.",
+    "`bind(model, optimizer)` returns the step: a function of the data listed in INPUTS at DATA, which runs forward, backward",
+    "and update, writes parameters, buffers and the optimizer's state where they are, and returns STEP_RESULTS. `.grad` stays",
+    "as it is. The optimizer must have made a step before, which makes its state, or have loaded one; learning rates are read",
+    "from its `param_groups` at each call, and schedules and the optimizer's hooks are yours to run. Shapes, strides and",
+    "dtypes must be those of INPUTS and UPDATED. Results, gradients and new values are checked: by dtype within TOLERANCE of",
+    "the captured step.",
     "",
 )  # fmt: skip
 

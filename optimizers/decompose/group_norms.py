@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Collection
+from typing import Any
 
 from torch import fx
 
@@ -29,6 +31,12 @@ def holds_its_rows(node: fx.Node) -> bool:
     """Whether a program holds a group of one image."""
     args = arguments(node)
     return args["C"] // args["group"] * args["HxW"] <= MAX_ROW and args["HxW"] * args["C"] > args["group"]
+
+
+def is_whole(node: fx.Node, read: Collection[Any]) -> bool:
+    """Whether a program holds all that the sums of a backward are of, of which these results are read: for those of weight and
+    bias it would need other images too."""
+    return not {1, 2} & {*read} and holds_its_rows(node)
 
 
 def group_norm(node: fx.Node) -> dict[int, fx.Node]:
@@ -58,8 +66,8 @@ def group_norm_backward(node: fx.Node, wanted: set[int]) -> dict[int, fx.Node]:
     weight = None if args["weight"] is None else _of_channels(node, args["weight"], shape)
     product = call(node, aten.mul.Tensor, g, call(node, aten.sub.Tensor, x, mean))
     parts: dict[int, fx.Node] = {}
-    is_whole = not wanted & {1, 2} and holds_its_rows(node)
-    slopes, totals = (value if is_whole else _over_image(node, value) for value in (product, g))
+    held = is_whole(node, wanted)
+    slopes, totals = (value if held else _over_image(node, value) for value in (product, g))
     if 0 in wanted:
         slope, total = (_over_group(node, value, weight, shape) for value in (slopes, totals))
         # `x - mean` anew: one value that two kernels read would be written.

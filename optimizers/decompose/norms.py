@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import fx
 
-from tracefuse.optimizers.decompose.group_norms import group_norm, group_norm_backward, holds_its_rows
+from tracefuse.optimizers.decompose.group_norms import group_norm, group_norm_backward, holds_its_rows, is_whole
 from tracefuse.optimizers.decompose.writing import cast as cast_to
 from tracefuse.optimizers.decompose.writing import channelwise, per_channel, read_behind_view, take_name, wide
 from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour
@@ -109,7 +109,7 @@ def read_again(node: fx.Node) -> list[fx.Node]:
     if 0 not in read or not _trains(node):
         return []
     if node.target in (GROUP_FORWARD, GROUP_BACKWARD):
-        is_held = holds_its_rows(node) and not (grad is not None and read & {1, 2})
+        is_held = holds_its_rows(node) if grad is None else is_whole(node, read)
     else:
         is_held = shape_of(x)[0] == 1 and val(x).numel() <= MAX_ROW * shape_of(x)[1]
     return [] if is_held else [x] if grad is None else [grad, x]

@@ -19,8 +19,7 @@ times    one step of each column in the same rounds: ours, ours as one graph, ea
 peaks    the memory of each column at the peak of a step, in a process of its own: what a pool keeps counts. A column that
          failed there is not timed.
 
-JSON is written after every column, and other parts that `--out` has of this program on this machine stay in it. What takes
-longer than `--column-limit` seconds in a process of its own is given up.
+JSON is written after every column. What takes longer than `--column-limit` seconds in a process of its own is given up.
 """
 
 from __future__ import annotations
@@ -161,9 +160,7 @@ def main() -> None:
     options = made.parse_args()
     torch.manual_seed(0)
     parts = options.part or ("times", "peaks", "curves")
-    record = {"benchmark": "train_step", "environment": environment(options.device)} | earlier(options)
-    if parts != ["peaks"]:  # each of which has its own
-        record["environment"] = environment(options.device)
+    record: dict[str, Any] = {"benchmark": "train_step", "environment": environment(options.device)}
     if "peaks" in parts:  # before this process holds anything
         peaks(options, record)
     program = PROGRAMS[options.program](options.small, options.device)
@@ -175,15 +172,6 @@ def main() -> None:
     write(options.out, record)
     if with_curves:
         check_curves(program, data, options, record)
-
-
-def earlier(options: Namespace) -> dict[str, Any]:
-    """What `--out` has of this program from a run on such a device with these versions."""
-    if options.out is None or not options.out.exists():
-        return {}
-    record, now = json.loads(options.out.read_text()), environment(options.device)
-    is_alike = all(record["environment"].get(name) == now[name] for name in ("device", "python", "torch", "triton"))
-    return record if is_alike and record.get("program", options.program) == options.program else {}
 
 
 def check_curves(program: Program, data: list[Data], options: Namespace, record: dict[str, Any]) -> None:

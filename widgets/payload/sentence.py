@@ -98,7 +98,7 @@ def _launches(clock: Clock, rows: Layers, ops: tuple[int, int], can_be_graphed: 
     made = f": the passes made {after} of {before:,}" if before > after else ""
     graph = "; cuda_graph=True launches all at once" if can_be_graphed else ""
     is_near = (clock.launch_us or 0.0) < FAR_LONGER * clock.times[1].step_us
-    worst = _worst(rows) if is_near else ""
+    worst = _slowest_backward(rows) if is_near else ""
     whose = f"; the backward of {worst} of the kernels' time" if worst else ""
     return [
         f"{takes}, but launching them about {launching}, modelled.",
@@ -110,14 +110,14 @@ def _where(rows: Layers) -> list[str]:
     forward, backward = (sum(getattr(row, f"{half}_us")[1] for row in rows) for half in ("forward", "backward"))
     if not backward or rows.no_verdict:
         return []
-    worst = _worst(rows)
+    worst = _slowest_backward(rows)
     if not forward:
         return [f"The backward of {worst} of the step."] if worst else []
     ratio = f"Its backward takes {backward / forward:.1f} times as long as its forward"
     return [f"{ratio}{f'; that of {worst} of the step' * bool(worst)}."]
 
 
-def _worst(rows: Layers) -> str:
+def _slowest_backward(rows: Layers) -> str:
     """ "h.*.mlp ×12 takes 28 %", which has most of the backward; "" where nothing has."""
     worst = rows.worst()
     if worst is None:

@@ -277,7 +277,7 @@ def whole_step(found: Data, source: str) -> str:
     return (
         f"A step with clipping and AdamW of a GPT of {sizes['layers']} layers, {sizes['width']} wide, with "
         f"{sizes['vocab']:,} tokens, float32 weights under bfloat16 autocast, {sizes['batch']} by {sizes['length']}: "
-        f"{', '.join(times)}{_memory(found)} ({source})."
+        f"{', '.join(times)} ({source})."
     )
 
 
@@ -295,15 +295,21 @@ def _other_step(found: Data, source: str) -> str:
     """One training step of another program, and what became of the columns that failed."""
     times = [f"{name} {ms(step_ms(program))}" for name, program in by_name(found["timing"]).items()]
     failed = [f"; {name}: {reason}" for name, reason in found["failed"].items()]
-    told = f"{', '.join(times)}{''.join(failed)}{_memory(found)}"
-    return f"A step with clipping and AdamW of {found['title']}: {told} ({source})."
+    return f"A step with clipping and AdamW of {found['title']}: {', '.join(times)}{''.join(failed)} ({source})."
 
 
-def _memory(found: Data) -> str:
-    """What the process of each column holds at most, weights, state and pools among it; nothing where it was not measured."""
-    held = {name: one.get("reserved_nbytes") for name, one in found.get("peaks", {}).items()}
-    told = [f"{name} {nbytes / 2**30:.2f} GiB" for name, nbytes in held.items() if nbytes is not None]
-    return f". Memory held at most: {', '.join(told)}" if told else ""
+def gibi(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"
+
+
+@said("train_step.py", "train_step_peaks")
+def whole_step_memory(found: Data, source: str) -> str:
+    """What the process of each column holds at most."""
+    held = [f"{name} {one.get('error') or gibi(one['reserved_nbytes'])}" for name, one in found["peaks"].items()]
+    return (
+        "In a process of its own, weights, optimizer state and pools of memory included, the GPT's step holds at most: "
+        f"{', '.join(held)} ({source})."
+    )
 
 
 @said("loops.py", "loops")
@@ -353,7 +359,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "leaf": leaf, "slow_layer": slow_layer, "packed": packed, "depth": depth, "lora": lora, "steps": steps,
     "kernels": kernels, "budgets": budgets, "memory": memory, "equal": equal, "view": view, "recording": recording,
     "models": models, "train": train, "first_view": first_view, "update": update, "whole_step": whole_step, "curves": curves,
-    "lora_step": lora_step, "resnet_step": resnet_step, "loops": loops,
+    "whole_step_memory": whole_step_memory, "lora_step": lora_step, "resnet_step": resnet_step, "loops": loops,
     **fusion_figures.BLOCKS, **many_ranks.BLOCKS, **pipeline.BLOCKS,
 }  # fmt: skip
 """By the name that the marker in `RESULTS.md` has."""

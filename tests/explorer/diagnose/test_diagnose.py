@@ -19,6 +19,7 @@ from tracefuse.diagnose.diagnose import DETECTORS, beside, diagnose
 from tracefuse.findings.finding import in_brief
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.order import below_text, in_order
+from tracefuse.lint.spared import one_by_one
 from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
 from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.ops import op_name
@@ -216,6 +217,20 @@ def test_a_norm_is_among_what_kernels_spare_by_the_passes_that_it_needs(
     assert not [n for n in fused.trace.ops if "norm" in op_name(n)]
     # How many kernels the ops around a norm become is not worked out for a finding: one image more or less is read.
     assert finding.worth_us == pytest.approx(plain.step_us - case(capture, fused.trace).step_us, rel=0.25)
+
+
+def test_norms_as_a_gpu_records_them_are_among_what_kernels_spare() -> None:
+    def step(x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        forward = torch.ops.aten._batch_norm_with_update_functional(x, weight, weight, weight, weight, 0.1, 1e-5)
+        y, mean, rstd, reserve, *_ = forward
+        own = torch.ops.aten.threshold_backward(grad, y, 0)
+        return torch.ops.aten.batch_norm_backward(
+            own, x, weight, None, None, mean, rstd, True, 1e-5, [True] * 3, reserve
+        )
+
+    capture = tracefuse.capture(step, torch.randn(4, 6, 5, 7), torch.randn(4, 6, 5, 7), torch.ones(6))
+    names = [op_name(node).split(".")[1] for node in one_by_one(case(capture))]
+    assert names == ["_batch_norm_with_update_functional", "threshold_backward", "batch_norm_backward"]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,14 @@ def test_what_lays_out_operands_is_the_same_part_of_an_op_wherever_the_op_is_tol
         assert all(told.laid_out_us[name] == pytest.approx(busy_us[name] / 2) for name in kept)
 
 
+def test_ops_that_were_not_profiled_are_scaled_to_a_longer_step() -> None:
+    """A model says little of how long they take, and all of how they compare."""
+    base = variant().baseline
+    times = profiled(base.whole)
+    known = Anchor(base.whole, replace(times, predicted=frozenset(times.us)), 3 * times.step_us)
+    assert all(known.us[name] == pytest.approx(3 * us) for name, us in times.us.items())
+
+
 def test_what_a_step_takes_beyond_its_ops_is_shared_out_by_launches() -> None:
     """A step of twice its kernels' time: a kernel that goes takes its launch along, whatever it took itself."""
     base = variant().baseline

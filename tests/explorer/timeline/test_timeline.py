@@ -356,7 +356,9 @@ def test_a_copy_to_the_host_is_on_a_lane_of_copies() -> None:
     program = timeline(tracefuse.capture(fn, x).optimize(fuse=False)).programs[1]
     (copy,) = [at for at, lane in enumerate(program.lane) if program.lanes[lane].kind == "copy"]
     assert "DtoH" in program.names[program.name[copy]]
-    assert program.op_us[program.values[program.value[copy] - 1]] > 0
+    op = program.values[program.value[copy] - 1]
+    assert "to_copy" in op
+    assert program.op_us[op] > 0
     # The product is computed by the host.
     assert np.isfinite(list(program.op_us.values())).all()
     assert any(name.startswith("mul") and us > 0 for name, us in program.op_us.items())
