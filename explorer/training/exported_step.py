@@ -174,9 +174,10 @@ class TrainingStep:
             tensor.fill_(formula(group, counts.get(of)))
 
     def rates_now(self):
-        """The learning rates that changed when the step was captured. A tensor is another one, or was written to."""
+        """The learning rates that changed when the step was captured, and what tells whether they were written to since: of a
+        number nothing does but the object, of which a schedule makes another one for the same value."""
         rates = [self.groups[optimizer][at]["lr"] for optimizer, at in SCHEDULED]
-        return [(rate, rate._version) if isinstance(rate, torch.Tensor) else rate for rate in rates]
+        return [(rate, rate._version if isinstance(rate, torch.Tensor) else None) for rate in rates]
 
     def tell_schedules(self):
         """Warn, at the second call, of learning rates that changed from step to step when this was captured, and that nobody
@@ -187,7 +188,11 @@ class TrainingStep:
             return
         self.is_told = True
         rates = zip(SCHEDULED, now, before, self.rates_at_first, strict=True)
-        same = [place for place, one, *others in rates if all(one == other for other in others)]
+        same = [
+            place
+            for place, (one, version), *others in rates
+            if all(one is other and version == old for other, old in others)
+        ]
         stay = [f"{OPTIMIZERS[optimizer][0]}.param_groups[{at}]" for optimizer, at in same]
         if stay:
             line = f", or do what {SCHEDULED_IN} does," if SCHEDULED_IN else ""

@@ -665,6 +665,29 @@ def test_a_rate_that_the_program_goes_on_to_change_is_eagers_and_nothing_is_told
     assert farthest(ours, eager) < NEAR
 
 
+class WarmingUp(Loop):
+    """Its schedule raises the rate for five steps, and then writes the same one again and again."""
+
+    def more(self) -> None:
+        self.schedule = lr_scheduler.LambdaLR(self.opt, lambda at: min(1.0, (at + 1) / 5))
+
+    def after(self) -> None:
+        self.schedule.step()
+
+
+@exported
+def test_a_rate_that_its_schedule_writes_again_as_it_was_is_not_told(is_exported: bool, tmp_path: Path) -> None:
+    loop, data = WarmingUp(), data_of(10)
+    step = step_of(loop, captured(loop, data[:4]), is_exported, tmp_path)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for x, y in data[4:]:
+            step(x=x, y=y)
+            loop.after()
+    assert loop.opt.param_groups[0]["lr"] == loop.schedule.base_lrs[0]
+    assert not told
+
+
 @exported
 @pytest.mark.parametrize("what", ["an entry", "all entries of a parameter"])
 def test_an_entry_of_the_state_that_is_replaced_is_followed(what: str, is_exported: bool, tmp_path: Path) -> None:
