@@ -269,7 +269,7 @@ def update(found: Data, source: str) -> str:
     )
 
 
-@said("train_step.py", "train_step_times")
+@said("train_step.py", "train_step_times", on_each=True)
 def whole_step(found: Data, source: str) -> str:
     """One training step with its update."""
     sizes, timing = found["sizes"], found["timing"]
@@ -281,12 +281,12 @@ def whole_step(found: Data, source: str) -> str:
     )
 
 
-@said("train_step.py", "train_step_lora_times")
+@said("train_step.py", "train_step_lora_times", on_each=True)
 def lora_step(found: Data, source: str) -> str:
     return _other_step(found, source)
 
 
-@said("train_step.py", "train_step_resnet_times")
+@said("train_step.py", "train_step_resnet_times", on_each=True)
 def resnet_step(found: Data, source: str) -> str:
     return _other_step(found, source)
 
@@ -312,7 +312,7 @@ def whole_step_memory(found: Data, source: str) -> str:
     )
 
 
-@said("loops.py", "loops")
+@said("loops.py", "loops", on_each=True)
 def loops(found: Data, source: str) -> str:
     """What one step of people's training loops is, captured in the middle of a run."""
     rows = found["rows"]
@@ -328,7 +328,7 @@ def loops(found: Data, source: str) -> str:
     )
 
 
-@said("train_step.py", "train_step_curves")
+@said("train_step.py", "train_step_curves", on_each=True)
 def curves(found: Data, source: str) -> str:
     """How far the losses of many steps are from eager's."""
     far = [f"{name} {distance:.2g}" for name, distance in found["greatest_distance_of_losses"].items()]

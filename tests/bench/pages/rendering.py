@@ -72,15 +72,18 @@ def by_name(timing: Data) -> dict[str, Data]:
     return {program["name"]: program for program in timing["programs"]}
 
 
-def said(script: str, name: str) -> Callable[[Callable[[Data, str], str]], Callable[[Results], str]]:
-    """A block that says something of one result, whose source it is given as text; or that there is none."""
+def said(
+    script: str, name: str, on_each: bool = False
+) -> Callable[[Callable[[Data, str], str]], Callable[[Results], str]]:
+    """A block that says something of one result, whose source it is given as text, or with `on_each` of that of each machine;
+    or that there is none."""
 
     def block(write: Callable[[Data, str], str]) -> Callable[[Results], str]:
         def written(results: Results) -> str:
-            found = results.get(name)
-            if found is None:
+            found = results.on_each_machine(name)[: None if on_each else 1]
+            if not found:
                 return f"Not measured: no result of `{script}` is committed."
-            return write(found, measured_on(found["environment"], script))
+            return "\n\n".join(write(one, measured_on(one["environment"], script)) for one in found)
 
         return written
 
