@@ -83,9 +83,8 @@ def outcome(shown: Entry, swept: Mapping[Config, Entry]) -> str:
     elif bounded and not any(bounded):
         what, remedy = f"none of the {len(bounded)} with a budget", "leave the budget out"
     else:
-        return (
-            f"of the {len(wins)} that were tried, taking less time or memory than the one on show: {sum(wins.values())}"
-        )
+        won, tried = sum(wins.values()), len(wins)
+        return f"{won} of {tried} tried here take{'s' * (won == 1)} less time or memory than the one on show"
     return f"{what} takes less time or memory than the one on show: {remedy}"
 
 

@@ -139,7 +139,7 @@ def test_a_sweep_says_whether_anything_beats_the_configuration_on_show() -> None
     assert explorer.board["said"] in board_text(explorer.board)
     explorer.show(explorer.variant.with_config(fuse=False))
     explorer.sweep(passes=["fuse"])
-    assert explorer.board["said"] == "of the 1 that were tried, taking less time or memory than the one on show: 1"
+    assert explorer.board["said"] == "1 of 1 tried here takes less time or memory than the one on show"
 
 
 def test_where_only_budgets_lose_that_is_said() -> None:

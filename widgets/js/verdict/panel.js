@@ -47,7 +47,7 @@ export class VerdictBar {
     this.tiles.replaceChildren(...tiles(payload, live));
     this.drawClock(payload, live);
     this.whenIdle.hidden = !payload.runs_triton || !live;
-    this.lines.replaceChildren(...lines(payload));
+    this.lines.replaceChildren(...(live ? [] : [saved()]), ...lines(payload));
     this.lines.title = this.lines.textContent ?? "";
     this.drawActions(payload, status, live);
     this.menu.draw(view);
@@ -96,6 +96,11 @@ export class VerdictBar {
     this.text.textContent = status.text || "measuring…";
     this.text.title = status.text;
   }
+}
+
+/** That nothing here can be measured, where buttons say so only when they are pointed at. */
+function saved() {
+  return h("span", { class: "tf-note", title: NEEDS_KERNEL, "data-testid": "tf-saved" }, "A saved view: measuring needs a kernel.");
 }
 
 /** @param {string} label @param {string} id @param {() => void} act */
