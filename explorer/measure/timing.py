@@ -160,6 +160,11 @@ class ProgramTiming:
     difference: Difference | None = None
     excess_ms: Mapping[str, Estimate] = field(default_factory=dict)
 
+    @property
+    def step_ms(self) -> Estimate:
+        """The whole step; of a program of one phase, that one."""
+        return self.times_ms.get("step") or [*self.times_ms.values()][-1]
+
 
 @dataclass(frozen=True)
 class Row:

@@ -21,7 +21,6 @@ from tracefuse.measure.launches import launch_bound_us
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
 from tracefuse.measure.overlapped import check_recorded, has_collectives, has_recorded_collectives, on_mesh
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
-from tracefuse.measure.timing import ProgramTiming
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.overlap.links import mesh
@@ -251,14 +250,9 @@ def steps(known: Measurements, shown: tuple[Config, Config | None] | None = None
     if shown in timings:  # the last one counts
         timings[shown] = timings.pop(shown)
     for (config, pinned), timing in timings.items():
-        found[pinned or Config.off()] = _step_us(timing.baseline)
-        found[config] = _step_us(timing.program("optimised"))
+        found[pinned or Config.off()] = 1e3 * timing.baseline.step_ms.median
+        found[config] = 1e3 * timing.program("optimised").step_ms.median
     return found
-
-
-def _step_us(program: ProgramTiming) -> float:
-    times = program.times_ms
-    return 1e3 * (times.get("step") or list(times.values())[-1]).median
 
 
 def pass_deltas(variant: Variant, clock: Clock) -> dict[str, float | None]:

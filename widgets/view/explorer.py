@@ -17,6 +17,7 @@ from IPython.display import display
 
 from tracefuse.config.configuration import PASS_OF
 from tracefuse.errors import OptionError
+from tracefuse.measure.timing import MIN_ROUNDS
 from tracefuse.measure.tried import Tried
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
@@ -30,6 +31,10 @@ from tracefuse.widgets.view.takeaway import TAKEAWAYS
 from tracefuse.widgets.view.tasks import Task
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
+LONGEST_S = 60.0
+"""The most seconds that measuring again takes, of what was measured in too few rounds to say."""
+MARGIN = 1.5
+"""A round takes longer than its replays: inputs are laid out anew, memory is freed."""
 CHOICES = ("configure", "pin", "unpin", "clock", "return")
 """What the view shows as chosen before there are numbers of it, until it hears that the message is answered."""
 
@@ -202,7 +207,7 @@ class Explorer(Keeping):
         with task.turn(variant.program.example_inputs, self._progress):
             variant.measure(
                 progress=self._progress,
-                budget_s=self.budget_s,
+                budget_s=self._budget_of(variant, baseline),
                 cuda_graph=self.cuda_graph,
                 tune=self.tune,
                 is_cancelled=task.is_cancelled,
@@ -217,6 +222,14 @@ class Explorer(Keeping):
                 with self._lock:
                     self.timeline = found
         self.show()
+
+    def _budget_of(self, variant: Variant, baseline: Variant | None) -> float:
+        """Seconds of measuring: `budget_s`, or of what that was too short for as long as enough rounds take."""
+        timing = self.measured.known.timings.get((variant.config, baseline and baseline.config))
+        if timing is None or timing.rounds >= MIN_ROUNDS:
+            return self.budget_s
+        round_s = timing.inner * sum(one.step_ms.median for one in timing.programs) / 1e3
+        return max(self.budget_s, min(LONGEST_S, MARGIN * MIN_ROUNDS * round_s))
 
     def _ablate(self, task: Task) -> None:
         variant = self.variant.check()

@@ -6,6 +6,7 @@ import gc
 import json
 import re
 import weakref
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import traitlets
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.errors import OptionError
-from tracefuse.measure.timing import ProgramTiming, Timing, estimate
+from tracefuse.measure.timing import Estimate, ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
 from tracefuse.widgets.notebook import magic
 from tracefuse.widgets.payload.pack import decode
@@ -145,6 +146,25 @@ def test_block_sizes_are_tuned_where_they_were_asked_for(monkeypatch: pytest.Mon
     assert tried == []
     Explorer(variant, budget_s=0.01, tune=True).measure()
     assert tried == [variant.config]
+
+
+def test_measuring_again_takes_as_long_as_enough_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = tracefuse.capture(programs.rope(torch.float32).run).variant(Config.of(fuse=False))
+    explorer, asked = Explorer(variant, budget_s=0.01), list[float]()
+    real = Variant.measure
+
+    def measure(variant: Variant, budget_s: float, **options: Any) -> Any:
+        asked.append(budget_s)
+        timing = real(variant, budget_s=0.01, **options)
+        few = [replace(one, times_ms={"step": Estimate(500.0, 500.0, 500.0, 0.0, 1)}) for one in timing.programs]
+        variant.timing = replace(timing, programs=tuple(few), rounds=1 if len(asked) == 1 else 8, inner=1)
+        return variant.timing
+
+    monkeypatch.setattr(Variant, "measure", measure)
+    for _ in range(3):
+        explorer.measure()
+    # Two programs of half a second each, eight rounds and a margin; then there are enough.
+    assert asked == [0.01, 12.0, 0.01]
 
 
 def test_an_interrupt_leaves_and_the_view_is_not_busy(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
