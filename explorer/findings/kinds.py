@@ -88,7 +88,7 @@ KINDS: dict[str, Kind] = {
         "The forward concatenates what could be written into one buffer.", ("cat", "fuse"), by_passes_alone=True
     ),
     "unfused-pointwise": Kind(
-        "Pointwise ops and reductions run as kernels of their own.", ("decompose", "fuse"), by_passes_alone=True
+        "Pointwise ops and reductions run as kernels of their own.", ("fuse",), by_passes_alone=True
     ),
     "unaligned-matmul": Kind("A matmul runs over rows that are no multiple of 16 bytes.", ("pad",)),
     "never-used": Kind("The forward computes what nothing uses."),

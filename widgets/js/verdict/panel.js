@@ -100,7 +100,7 @@ export class VerdictBar {
 
 /** That nothing here can be measured, where buttons say so only when they are pointed at. */
 function saved() {
-  return h("span", { class: "tf-note", title: NEEDS_KERNEL, "data-testid": "tf-saved" }, "A saved view: measuring needs a kernel.");
+  return h("span", { class: "tf-note", title: NEEDS_KERNEL, "data-testid": "tf-no-kernel" }, "A saved view: measuring needs a kernel.");
 }
 
 /** @param {string} label @param {string} id @param {() => void} act */
