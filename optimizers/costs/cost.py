@@ -151,8 +151,9 @@ def bytes_moved(node: fx.Node) -> int:
 def _copied_first(node: fx.Node) -> int:
     """Bytes that an op moves to copy operands of other strides than its result has, which its kernels read instead of them.
 
-    On a GPU that is how group norm takes channels_last: in torch 2.14 the operator copies, up to 2.13 a `clone` ran before it,
-    and from 2.15 on its kernels take both orders. Of a backward that yields no gradient of its input it cannot be told.
+    By torch's sources that is how group norm takes channels_last on a GPU: in torch 2.14 the operator copies, up to 2.13 a
+    `clone` ran before it, and from 2.15 on its kernels take both orders. Of a backward that yields no gradient of its input it
+    cannot be told.
     """
     images = _GROUP_NORMS.get(packet_name(node), 0) if node.op == "call_function" and not is_getitem(node) else 0
     result = val(node)[0] if images else None
