@@ -1,4 +1,17 @@
-"""The graph with kernels in place of the ops that they stand for, everything defined before its use."""
+"""The graph with kernels in place of the ops that they stand for, everything defined before its use.
+
+The backward reads the forward's own view where it would take the same one again:
+
+    forward                                   forward
+    h2 = aten.view.default(h, [8, 64])        h2 = aten.view.default(h, [8, 64])        saved
+    backward                                  backward
+    again = aten.view.default(h, [8, 64])
+    dw = aten.mm.default(dy, again)           dw = aten.mm.default(dy, h2)
+
+A view moves no bytes and holds the memory that its base holds, but the host takes a microsecond and more for each, which a
+step of small kernels waits for. `remat` takes views again, since a kernel that reads one reads its base in place. Which views
+no kernel holds is known here. Views of inputs stay: autograd keeps the input, and an update may write to it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +24,7 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import is_collective, is_getitem, is_random, read_by
+from tracefuse.optimizers.ops import behind_views, is_collective, is_getitem, is_random, is_returned, is_view, read_by
 from tracefuse.optimizers.trace import copy_node, create_op, origin, phase, set_origin, val
 
 
@@ -35,11 +48,17 @@ def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
     for node in graph.nodes:
         if node.op == "placeholder":
             new[node] = copy_node(new_graph, node, new)
+    taken: dict[str, fx.Node] = {}
     for unit in _ordered(graph, provider).at:
         if isinstance(unit, Carved):
             _insert(new_graph, unit, new)
+        elif (view := _view_of_made(unit, new)) is None:
+            new[unit] = copy_node(new_graph, unit, new)
+        elif phase(unit) == "backward" and view in taken and not is_returned(unit):
+            new[unit] = taken[view]
         else:
             new[unit] = copy_node(new_graph, unit, new)
+            taken.setdefault(view, new[unit])
     output = new_graph.output(tuple(new[n] for n in graph.output_node().args[0]))  # type: ignore[union-attr]
     output.meta.update(graph.output_node().meta)
     return new_graph
@@ -63,6 +82,15 @@ def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> UnitOrder[_Unit
         for earlier, later in itertools.pairwise(ordered):
             needs[later].add(earlier)
     return UnitOrder(needs, lambda unit: max(position[n] for n in _values(unit)))
+
+
+def _view_of_made(node: fx.Node, new: dict[fx.Node, fx.Node]) -> str | None:
+    """What the node is as a call in the graph of `new`, if it is a view of what the program makes: equal texts are equal
+    views, since a name is of one value."""
+    if not is_view(node) or behind_views(node).op == "placeholder":
+        return None
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
+    return f"{node.target} {args} {kwargs}"
 
 
 def _values(unit: _Unit) -> tuple[fx.Node, ...]:
