@@ -3,14 +3,14 @@
     anchor    = a configuration that was measured: its trace, its ops as profiled, its whole step as timed
     Predictor(anchors, peaks, …)(trace)    the ops of any configuration of the same program
 
-An anchor's ops are together the step that was timed. Where the step takes longer than they were profiled to, each has an
-equal share of the rest: the device waits for launches, and a launch costs the host about the same whatever its kernel takes. A
-step of many small kernels so becomes shorter by ops that go, and hardly by kernels that become faster. Where the step takes
-less, since a profiler slows the host down, and where its ops were not profiled, they are scaled. What was measured of ops that
-its trace does not have, as the copies of an update in place, counts for no op. A configuration that was measured has its own
-times. In any other one
+An anchor's ops are together the step that was timed. Where the step takes longer than they were profiled to, the device waits
+for the host, and each op has a share of the rest: the same for each launch, whatever its kernel takes, and a `VIEW` of that
+for each view taken before it. A step of many small kernels so becomes shorter by ops and views that go, and hardly by kernels
+that become faster. Where the step takes less, since a profiler slows the host down, and where its ops were not profiled, they
+are scaled. What was measured of ops that its trace does not have, as the copies of an update in place, counts for no op. A
+configuration that was measured has its own times. In any other one
 
-    an op that the anchor most alike has too, by name and by key, keeps its time;
+    an op that the anchor most alike has too, by name and by key, keeps its time, but for the views before it;
     an op whose key was measured elsewhere takes what that takes in the mean;
     a kernel on a device that does not run Triton takes what its ops take, since those run there;
     any other op takes what the roofline says, calibrated by the measured ops of its class.
@@ -33,10 +33,12 @@ from tracefuse.measure.op_times import OpTimes, modelled_us
 from tracefuse.optimizers.costs.cost import Peaks, flops, op_class
 from tracefuse.optimizers.facts import once_per_value, tensors_in
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, op_name
+from tracefuse.optimizers.ops import does_work, is_getitem, op_name
 from tracefuse.optimizers.trace import Trace, tensor_type
 
 Key = tuple[object, str]
+VIEW = 0.2
+"""What the host spends on a view, as a share of what it spends on a launch: 2 µs beside 10, by `tests/bench/launch.py`."""
 ALL = "all"
 """The class of all ops together, for one that nothing was measured of."""
 HOW = (
@@ -56,16 +58,17 @@ class Anchor:
     @cached_property
     def us(self) -> dict[str, float]:
         """The times of the trace's own ops, as parts of the step."""
-        return {name: us + self.waited_us for name, us in self.busy_us.items()}
+        launches = host_launches(self.trace)
+        return {name: us + launches[name] * self.waited_us for name, us in self.busy_us.items()}
 
     @cached_property
     def busy_us(self) -> dict[str, float]:
-        """`us` without what an op waits for its launch."""
+        """`us` without what an op waits for the host."""
         return {name: self._scale * us for name, us in self._own_us.items()}
 
     @property
     def waited_us(self) -> float:
-        """The share of each op in what the step takes beyond them all."""
+        """The share of one launch in what the step takes beyond its ops."""
         return self._scale_and_share[1]
 
     @cached_property
@@ -84,27 +87,29 @@ class Anchor:
 
     @cached_property
     def _scale_and_share(self) -> tuple[float, float]:
-        """What the time of each op is multiplied with, and what is added to it then, so that together they are the step."""
+        """What the time of each op is multiplied with, and what is added then for each launch, so that together they are the
+        step."""
         whole = sum(self._own_us.values())
         if not self.step_us or not whole:
             return 1.0, 0.0
         if self.step_us < whole or self.times.predicted:
             return self.step_us / whole, 0.0
-        return 1.0, (self.step_us - whole) / len(self._own_us)
+        launches = host_launches(self.trace)
+        return 1.0, (self.step_us - whole) / sum(launches[name] for name in self._own_us)
 
     @property
     def op_times(self) -> OpTimes:
         """`us` with where they come from."""
-        how = ", with equal shares of what the step takes beyond them" if self.waited_us else ""
+        how = ", with shares, by launches, of what the step takes beyond them" if self.waited_us else ""
         how = how or ", scaled to the measured step" * (self._scale != 1)
         return replace(self.times, us=self.us, laid_out_us=self.laid_out_us, provenance=f"{self.times.provenance}{how}")
 
     @cached_property
     def by_key(self) -> dict[Key, float]:
-        """The mean time of the ops of each key; of what a replay spent nothing on, 0."""
+        """The mean time of the ops of each key, without waits; of what a replay spent nothing on, 0."""
         groups: dict[Key, list[float]] = defaultdict(list)
         for name, key in keys(self.trace).items():
-            groups[key].append(self.us.get(name, 0.0))
+            groups[key].append(self.busy_us.get(name, 0.0))
         return {key: sum(found) / len(found) for key, found in groups.items()}
 
     def likeness(self, trace: Trace) -> float:
@@ -121,6 +126,17 @@ def keys(trace: Trace) -> dict[str, Key]:
     if trace not in _keys:
         _keys[trace] = {node.name: op_key(node) for node in trace.ops if does_work(node)}
     return _keys[trace]
+
+
+def host_launches(trace: Trace) -> dict[str, float]:
+    """What the host spends on each op that does work, in launches: its own, and of the views taken since the op before it."""
+    found, views = {}, 0
+    for node in trace.ops:
+        if does_work(node):
+            found[node.name], views = 1 + VIEW * views, 0
+        elif not is_getitem(node):
+            views += 1
+    return found
 
 
 def op_key(node: fx.Node) -> Key:
@@ -156,20 +172,24 @@ class Predictor:
         likeness = [one.likeness(trace) for one in self.anchors]
         nearest = max(range(len(likeness)), key=lambda at: (likeness[at], at))
         anchor = self.anchors[nearest]
-        if likeness[nearest] == 1.0:
+        launches, were = host_launches(trace), host_launches(anchor.trace)
+        if likeness[nearest] == 1.0 and (launches == were or not anchor.waited_us):
             return anchor.op_times
         anchors = [anchor, *(one for at, one in enumerate(self.anchors) if at != nearest)]
         same = {name for name, _ in keys(anchor.trace).items() & keys(trace).items()}
         work = [node for node in trace.ops if does_work(node)]
-        us = {n.name: anchor.us.get(n.name, 0.0) if n.name in same else self._of(n, anchors) for n in work}
-        timed = {name: time for name, time in us.items() if time > 0}
+        busy = {n.name: anchor.busy_us.get(n.name, 0.0) if n.name in same else self._of(n, anchors) for n in work}
+        timed = {name: us + launches[name] * anchor.waited_us for name, us in busy.items() if us > 0}
+        waits_alike = {name for name in same if not anchor.waited_us or launches[name] == were[name]}
         transfers = {name: one for name, one in anchor.times.transfers.items() if name in same}
         laid_out = {name: us for name, us in anchor.laid_out_us.items() if name in same}
         device = anchor.times.device
-        return OpTimes(timed, f"predicted for {device}: {HOW}", transfers, device, frozenset(timed) - same, laid_out)
+        return OpTimes(
+            timed, f"predicted for {device}: {HOW}", transfers, device, frozenset(timed) - waits_alike, laid_out
+        )
 
     def _of(self, node: fx.Node, anchors: Sequence[Anchor]) -> float:
-        """The time of an op that the anchor most alike, the first, does not have."""
+        """What an op keeps the device busy, that the anchor most alike, the first, does not have."""
         key, kernel = op_key(node), node.target
         measured = next((one.by_key[key] for one in anchors if key in one.by_key), None)
         if measured is not None:
@@ -177,7 +197,7 @@ class Predictor:
         if isinstance(kernel, Kernel) and not self.runs_triton:
             return sum(self._of(inner, anchors) for inner in kernel.body.ops if does_work(inner))
         fit = self.fits.get(class_of(node)) or self.fits[ALL]
-        return fit(modelled_us(node, self.peaks)) + anchors[0].waited_us
+        return fit(modelled_us(node, self.peaks))
 
 
 def class_of(node: fx.Node) -> str:

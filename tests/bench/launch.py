@@ -61,12 +61,13 @@ def main() -> None:
 
 
 def one_launch(arguments: Namespace) -> Timing:
-    """`x * 2 + y`: two ATen ops, one kernel, with and without the allocation of its result."""
+    """`x * 2 + y`: two ATen ops, one kernel, with and without the allocation of its result; and a view of `x`."""
     x, y = torch.randn(2, SIDE, SIDE, device=arguments.device).unbind()
     captured = tracefuse.capture(scaled_sum, x, y)
     (kernel,) = captured.optimize().kernels
     run, tensors = launcher(kernel), [x, y]
     calls: dict[str, Callable[[], Any]] = {"eager": lambda: scaled_sum(x, y), "tracefuse": lambda: run(*tensors)}
+    calls["a view"] = lambda: torch.ops.aten.view.default(x, [-1])
     if arguments.device == "cuda":
         (launch,), names, out = launches(kernel), run.__globals__, torch.empty_like(x)
         function, options = names[launch.function], {**launch.blocks, "num_warps": launch.num_warps}

@@ -11,11 +11,11 @@ import torch
 
 import tracefuse
 from tracefuse.measure.op_times import OpTimes, modelled
-from tracefuse.measure.predicted import Anchor, Forecast, Predictor, fitted, keys, typical_error
+from tracefuse.measure.predicted import VIEW, Anchor, Forecast, Predictor, fitted, host_launches, keys, typical_error
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Trace, call
 from tracefuse.variant import Variant
 
 PEAKS = Peaks(1e12, 1e14, "test")
@@ -69,7 +69,8 @@ def test_ops_that_the_passes_left_keep_their_measured_times() -> None:
     v = variant()
     base = anchor(v.baseline, 5e3)
     times = predictor(base)(v.whole)
-    kept = {name for name, _ in keys(v.whole).items() & keys(v.baseline.whole).items()}
+    now, was = host_launches(v.whole), host_launches(v.baseline.whole)
+    kept = {name for name, _ in keys(v.whole).items() & keys(v.baseline.whole).items() if now[name] == was[name]}
     assert kept
     assert all(times.us[name] == base.us[name] for name in kept if name in times.us)
     assert times.predicted == set(times.us) - kept
@@ -103,14 +104,31 @@ def test_what_a_step_takes_beyond_its_ops_is_shared_out_by_launches() -> None:
     base = variant().baseline
     times = profiled(base.whole)
     launched = anchor(base, 2 * times.step_us)
-    share = times.step_us / len(times.us)
-    assert all(launched.us[name] == pytest.approx(us + share) for name, us in times.us.items())
+    launches, fewer = host_launches(base.whole), host_launches(variant().whole)
+    share = times.step_us / sum(launches[name] for name in times.us)
+    assert all(launched.us[name] == pytest.approx(us + launches[name] * share) for name, us in times.us.items())
     fused = predictor(launched)(variant().whole)
     gone, made = times.us.keys() - fused.us.keys(), fused.us.keys() - times.us.keys()
     assert len(gone) > len(made)
     kernels = sum(profiled(variant().whole).us[name] for name in made) - sum(times.us[name] for name in gone)
-    expected = launched.op_times.step_us + kernels - share * (len(gone) - len(made))
+    expected = launched.op_times.step_us + kernels - share * (sum(launches.values()) - sum(fewer.values()))
     assert fused.step_us == pytest.approx(expected, rel=0.05)
+
+
+def test_a_view_more_costs_a_share_of_a_launch_where_the_step_waits_for_the_host() -> None:
+    v = variant()
+    waiting, busy = (predictor(anchor(v, times * profiled(v.whole).step_us)) for times in (3, 1))
+    trace = v.whole.copy()
+    op = next(node for node in trace.ops if does_work(node) and node.all_input_nodes)
+    with trace.graph.inserting_before(op):
+        operand = op.all_input_nodes[0]
+        op.replace_input_with(operand, call(op, torch.ops.aten.alias.default, operand))
+    assert keys(trace) == keys(v.whole)
+    times, known = waiting(trace), waiting.anchors[0]
+    assert known.waited_us > 0
+    assert times.us[op.name] == pytest.approx(known.us[op.name] + VIEW * known.waited_us)
+    assert times.predicted == {op.name}
+    assert busy(trace).us == pytest.approx(busy.anchors[0].us)
 
 
 def test_a_step_shorter_than_its_profile_scales_its_ops() -> None:
@@ -174,9 +192,11 @@ def test_of_two_anchors_the_one_most_alike_counts() -> None:
     v = variant()
     far, near = anchor(v.baseline, 5e3), anchor(v, 1e3)
     other = v.with_config(remat=None)
-    names = keys(other.whole).items() & keys(v.whole).items()
+    same = [name for name, _ in keys(other.whole).items() & keys(v.whole).items() if name in near.us]
+    launches = host_launches(other.whole)
     times = predictor(far, near)(other.whole)
-    assert all(times.us[name] == near.us[name] for name, _ in names if name in near.us)
+    expected = {name: near.busy_us[name] + launches[name] * near.waited_us for name in same}
+    assert {name: times.us[name] for name in same} == pytest.approx(expected)
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
