@@ -16,8 +16,9 @@ curves   of gpt: 200 steps on a noisy permutation, with a learning rate that war
          rounded to bfloat16 once, beside eager. `--check` fails where ours are further from eager than both.
 times    one step of each column in the same rounds: ours, ours as one graph, eager with `fused=True`, torch.compile of the
          model with a fused optimizer, torch.compile of the whole step, reduce-overhead.
-peaks    the memory of each column at the peak of a step, in a process of its own: what a pool keeps counts. A column that
-         failed there is not timed.
+peaks    the memory of each column at the peak of a step, in a process of its own, what a pool keeps included: with PyTorch's
+         allocator as it is, and with `expandable_segments:True`, under which what eager steps left in pieces between weights
+         and state can be given back. A column that failed there is not timed.
 
 JSON is written after every column. What takes longer than `--column-limit` seconds in a process of its own is given up.
 """
@@ -26,12 +27,15 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,6 +47,7 @@ from tracefuse.execution.program import Replays
 from tracefuse.measure.rounds import measure
 
 FLOAT32, MOVED = "eager in float32", "eager from weights rounded to bfloat16"
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -116,21 +121,32 @@ def peaks(options: Namespace, record: dict[str, Any]) -> None:
     record["peaks"] = {}
     for name in _columns(options):
         record["peaks"][name] = found = in_own_process(name, options)
-        nbytes = found.get("reserved_nbytes")
-        said = "not counted on a CPU" if nbytes is None else f"{nbytes / 2**30:.2f} GiB"
-        print(f"{name}: peak {found.get('error') or said}", flush=True)
+        found["expandable"] = in_own_process(name, options, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+        print(f"{name}: peak {_peak(found)}, with expandable segments {_peak(found['expandable'])}", flush=True)
         write(options.out, record, is_quiet=True)
 
 
-def in_own_process(column: str, options: Namespace) -> dict[str, Any]:
-    """What a fresh process finds of a column; what became of it, where it failed."""
+def _peak(found: dict[str, Any]) -> str:
+    nbytes = found.get("reserved_nbytes")
+    return found.get("error") or ("not counted on a CPU" if nbytes is None else f"{nbytes / 2**30:.2f} GiB")
+
+
+def in_own_process(column: str, options: Namespace, variables: Mapping[str, str] = NO_VARIABLES) -> dict[str, Any]:
+    """What a fresh process, with these environment variables, finds of a column; what became of it, where it failed."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "column.json")
         command = [sys.executable, str(Path(__file__).parent / "cases" / "whole_step_once.py"), "--out", str(out)]
         command += ["--program", options.program, "--column", column, "--device", options.device]
         command += ["--small"] * options.small
         try:
-            done = subprocess.run(command, check=False, timeout=options.column_limit, capture_output=True, text=True)
+            done = subprocess.run(
+                command,
+                check=False,
+                timeout=options.column_limit,
+                capture_output=True,
+                text=True,
+                env={**os.environ, **variables},
+            )
         except subprocess.TimeoutExpired:
             return {"error": f"not finished in {options.column_limit:g} s"}
         if done.returncode or not out.exists():
