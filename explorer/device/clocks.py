@@ -11,7 +11,10 @@ from tracefuse.optimizers.errors import NotSupported
 
 
 class Clock(Protocol):
-    """`mark()` stamps the device's queue; after `wait()`, `between_ms` reads two stamps; `now_s` is the host's time."""
+    """`mark()` stamps the device's queue; after `wait()`, `between_ms` reads two stamps; `now_s` is the host's time. `queues`
+    says whether the host goes on while the device works."""
+
+    queues: bool
 
     def mark(self) -> Any: ...
     def between_ms(self, start: Any, end: Any) -> float: ...
@@ -21,6 +24,8 @@ class Clock(Protocol):
 
 class CpuClock:
     """`time.perf_counter`: operators on the CPU return when they are done."""
+
+    queues = False
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -37,6 +42,8 @@ class CpuClock:
 
 class CudaClock:
     """CUDA events on the current stream: the GPU's own time, with the gaps in which it waits for the host."""
+
+    queues = True
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

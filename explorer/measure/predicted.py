@@ -1,16 +1,16 @@
 """One clock: the times of a configuration's ops, as parts of its step, on the device that others were measured on. Pure.
 
-    anchor    = a configuration that was measured: its trace, its ops as profiled, its whole step as timed
+    anchor    = a configuration that was measured: its trace, its ops as profiled, its whole step as timed, and the host's part
     Predictor(anchors, peaks, …)(trace)    the ops of any configuration of the same program
 
-An anchor's ops are together the step that was timed. Where the step takes longer than they were profiled to, the device waits
-for the host, and each op has a share of the rest: the same for each launch, whatever its kernel takes, and a `VIEW` of that
-for each view taken before it. A step of many small kernels so becomes shorter by ops and views that go, and hardly by kernels
-that become faster. Where the step takes less, since a profiler slows the host down, and where its ops were not profiled, they
-are scaled. What was measured of ops that its trace does not have, as the copies of an update in place, counts for no op. A
-configuration that was measured has its own times. In any other one
+An anchor's ops are together the step that was timed. An op takes what its kernel keeps the device busy and what the device
+waits for its launch before that: the host launches one op after the other, each in the same time, a view in `VIEW` of it, and
+may be far ahead of the device or behind. How long it needs for all was timed with the step. So ops and views that go make a
+step shorter where the host is behind, and kernels that become faster where it is ahead. What the step takes more or less than
+that says, as where a profiler slows kernels down, scales all. What was measured of ops that its trace does not have, as the
+copies of an update in place, counts for no op. A configuration that was measured has its own times. In any other one
 
-    an op that the anchor most alike has too, by name and by key, keeps its time, but for the views before it;
+    an op that the anchor most alike has too, by name and by key, keeps the device busy as long as there;
     an op whose key was measured elsewhere takes what that takes in the mean;
     a kernel on a device that does not run Triton takes what its ops take, since those run there;
     any other op takes what the roofline says, calibrated by the measured ops of its class.
@@ -20,6 +20,7 @@ A key is the operator with all that decides what it runs: types, strides and dev
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,10 @@ from tracefuse.optimizers.trace import Trace, tensor_type
 
 Key = tuple[object, str]
 VIEW = 0.2
-"""What the host spends on a view, as a share of what it spends on a launch: 2 µs beside 10, by `tests/bench/launch.py`."""
+"""What the host spends on a view, as a share of what it spends on a launch, by `tests/bench/launch.py`."""
+QUEUE, FILLED = 1000, 0.9
+"""About as many launches wait in a GPU's queue before the host waits for room (1024, CUDA says); which share of a step kernels
+take at least where they may have filled it."""
 ALL = "all"
 """The class of all ops together, for one that nothing was measured of."""
 HOW = (
@@ -49,27 +53,28 @@ HOW = (
 @dataclass(frozen=True)
 class Anchor:
     """A configuration that was measured on a device: `times` are its ops' as profiled, `step_us` its step as timed without a
-    profiler, or None where only the ops were measured."""
+    profiler, or None where only the ops were measured, `host_us` what the host took to launch that, None where it is not known
+    or launches nothing."""
 
     trace: Trace
     times: OpTimes
     step_us: float | None = None
+    host_us: float | None = None
 
     @cached_property
     def us(self) -> dict[str, float]:
         """The times of the trace's own ops, as parts of the step."""
-        launches = host_launches(self.trace)
-        return {name: us + launches[name] * self.waited_us for name, us in self.busy_us.items()}
+        return with_waits(self.trace, self.busy_us, self.launch_us)
 
     @cached_property
     def busy_us(self) -> dict[str, float]:
-        """`us` without what an op waits for the host."""
+        """`us` without what the device waits for the host."""
         return {name: self._scale * us for name, us in self._own_us.items()}
 
     @property
-    def waited_us(self) -> float:
-        """The share of one launch in what the step takes beyond its ops."""
-        return self._scale_and_share[1]
+    def launch_us(self) -> float:
+        """What the host takes for one launch."""
+        return self._scale * self._unscaled_launch_us
 
     @cached_property
     def laid_out_us(self) -> dict[str, float]:
@@ -81,27 +86,27 @@ class Anchor:
         own = {node.name for node in self.trace.ops}
         return {name: us for name, us in self.times.us.items() if name in own}
 
-    @property
-    def _scale(self) -> float:
-        return self._scale_and_share[0]
+    @cached_property
+    def _unscaled_launch_us(self) -> float:
+        launches = sum(host_launches(self.trace).values())
+        if not self.host_us or not self.step_us or self.times.predicted:
+            return 0.0
+        if launches > QUEUE and sum(self._own_us.values()) > FILLED * self.step_us:
+            return 0.0  # the host waited for room in the queue, and its time is the device's
+        return self.host_us / launches
 
     @cached_property
-    def _scale_and_share(self) -> tuple[float, float]:
-        """What the time of each op is multiplied with, and what is added then for each launch, so that together they are the
-        step."""
-        whole = sum(self._own_us.values())
-        if not self.step_us or not whole:
-            return 1.0, 0.0
-        if self.step_us < whole or self.times.predicted:
-            return self.step_us / whole, 0.0
-        launches = host_launches(self.trace)
-        return 1.0, (self.step_us - whole) / sum(launches[name] for name in self._own_us)
+    def _scale(self) -> float:
+        """What the times of ops with their waits are multiplied with, so that together they are the step."""
+        whole = sum(with_waits(self.trace, self._own_us, self._unscaled_launch_us).values())
+        return self.step_us / whole if self.step_us and whole else 1.0
 
     @property
     def op_times(self) -> OpTimes:
         """`us` with where they come from."""
-        how = ", with shares, by launches, of what the step takes beyond them" if self.waited_us else ""
-        how = how or ", scaled to the measured step" * (self._scale != 1)
+        how = ", with what each waits for the host" * bool(self.launch_us) + ", scaled to the measured step" * (
+            self._scale != 1
+        )
         return replace(self.times, us=self.us, laid_out_us=self.laid_out_us, provenance=f"{self.times.provenance}{how}")
 
     @cached_property
@@ -139,6 +144,20 @@ def host_launches(trace: Trace) -> dict[str, float]:
     return found
 
 
+def with_waits(trace: Trace, busy_us: Mapping[str, float], launch_us: float) -> dict[str, float]:
+    """From the end of one op's kernel to the end of the next one's, by the ops that keep the device busy, in the trace's
+    order: a kernel begins when the one before it has ended and the host, which began with the step, has launched it."""
+    if not launch_us:
+        return dict(busy_us)
+    found, launched, ended = {}, 0.0, 0.0
+    for name, launches in host_launches(trace).items():
+        launched += launch_us * launches
+        if name in busy_us:
+            end = max(launched, ended) + busy_us[name]
+            found[name], ended = end - ended, end
+    return found
+
+
 def op_key(node: fx.Node) -> Key:
     """What decides how long an op takes: its operator, and its arguments with a type in place of each value."""
     target = node.target.key if isinstance(node.target, Kernel) else op_name(node)
@@ -173,20 +192,18 @@ class Predictor:
         nearest = max(range(len(likeness)), key=lambda at: (likeness[at], at))
         anchor = self.anchors[nearest]
         launches, were = host_launches(trace), host_launches(anchor.trace)
-        if likeness[nearest] == 1.0 and (launches == were or not anchor.waited_us):
+        if likeness[nearest] == 1.0 and (launches == were or not anchor.launch_us):
             return anchor.op_times
         anchors = [anchor, *(one for at, one in enumerate(self.anchors) if at != nearest)]
         same = {name for name, _ in keys(anchor.trace).items() & keys(trace).items()}
         work = [node for node in trace.ops if does_work(node)]
         busy = {n.name: anchor.busy_us.get(n.name, 0.0) if n.name in same else self._of(n, anchors) for n in work}
-        timed = {name: us + launches[name] * anchor.waited_us for name, us in busy.items() if us > 0}
-        waits_alike = {name for name in same if not anchor.waited_us or launches[name] == were[name]}
+        us = with_waits(trace, {name: time for name, time in busy.items() if time > 0}, anchor.launch_us)
+        kept = {name for name in same & us.keys() if math.isclose(us[name], anchor.us.get(name, 0.0))}
         transfers = {name: one for name, one in anchor.times.transfers.items() if name in same}
         laid_out = {name: us for name, us in anchor.laid_out_us.items() if name in same}
         device = anchor.times.device
-        return OpTimes(
-            timed, f"predicted for {device}: {HOW}", transfers, device, frozenset(timed) - waits_alike, laid_out
-        )
+        return OpTimes(us, f"predicted for {device}: {HOW}", transfers, device, frozenset(us) - kept, laid_out)
 
     def _of(self, node: fx.Node, anchors: Sequence[Anchor]) -> float:
         """What an op keeps the device busy, that the anchor most alike, the first, does not have."""

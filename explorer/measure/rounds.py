@@ -51,7 +51,9 @@ Progress = Callable[[float, str], None]
 IsCancelled = Callable[[], bool]
 """Asked before every program and every round: whether to stop there."""
 Samples = dict[str, dict[str, list[float]]]
-"""Replays -> phase -> one time in ms per round."""
+"""Replays -> phase, or `HOST` -> one time in ms per round."""
+HOST = "host"
+"""The time in which the host queues a replay, beside those of the phases."""
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -220,15 +222,17 @@ def _round(programs: Mapping[str, Replays], order: Sequence[str], clock: Clock, 
 
 
 def _sample(program: Replays, clock: Clock, inner: int) -> dict[str, float]:
-    """Mean ms of each phase over `inner` replays, which the host queues without waiting for any."""
+    """Mean ms of each phase over `inner` replays, which the host queues without waiting for any, and of the queueing."""
     clock.wait()
+    begun_s = clock.now_s()
     marks = [_replay(program, clock) for _ in range(inner)]
+    host = {HOST: 1e3 * (clock.now_s() - begun_s) / inner} if clock.queues else {}
     clock.wait()
     found = {
         phase: sum(clock.between_ms(one[at], one[at + 1]) for one in marks) / inner
         for at, phase in enumerate(phases_of(program))
     }
-    return found | {"step": sum(clock.between_ms(one[0], one[-1]) for one in marks) / inner}
+    return found | {"step": sum(clock.between_ms(one[0], one[-1]) for one in marks) / inner} | host
 
 
 def _replay(program: Replays, clock: Clock) -> list[Any]:
@@ -257,6 +261,8 @@ def _program_timing(
     difference: Difference | None,
 ) -> ProgramTiming:
     """Ratios and differences are paired by round, so that what slows a whole round cancels."""
+    host = estimate(mine[HOST]).median if HOST in mine else None
+    mine = {phase: times_ms for phase, times_ms in mine.items() if phase != HOST}
     pairs = {phase: (times_ms, baseline[phase]) for phase, times_ms in mine.items() if phase in baseline}
     return ProgramTiming(
         name,
@@ -266,4 +272,5 @@ def _program_timing(
         peak_nbytes,
         difference,
         {phase: estimate([a - b for a, b in zip(*pair, strict=True)]) for phase, pair in pairs.items()},
+        host,
     )

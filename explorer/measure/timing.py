@@ -149,7 +149,8 @@ class ProgramTiming:
     `times_ms` are medians over rounds, `ratios` those of its time over the baseline's. `cold_ms` is the first run
     with all its compiling. `peak_nbytes` is the added peak (`tracefuse.tables.memory`) of a replay on a GPU; None on the
     CPU. `difference` is None for what was compared with nothing: the reference itself, a yardstick. `excess_ms` is what the
-    program takes more than the baseline, by phase: the median over rounds of the difference in a round.
+    program takes more than the baseline, by phase: the median over rounds of the difference in a round. `host_ms` is what the
+    host took to queue a replay, the median over rounds; None where nothing is queued, as on a CPU.
     """
 
     name: str
@@ -159,6 +160,7 @@ class ProgramTiming:
     peak_nbytes: int | None = None
     difference: Difference | None = None
     excess_ms: Mapping[str, Estimate] = field(default_factory=dict)
+    host_ms: float | None = None
 
     @property
     def step_ms(self) -> Estimate:

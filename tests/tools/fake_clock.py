@@ -23,6 +23,7 @@ WIDE, SLOW = Tuning(1, 1), Tuning(-1, -1)
 class FakeClock:
     """Time passes only when a program says so."""
 
+    queues = False
     now_ms: float = 0.0
     log: list[str] = field(default_factory=list)
 

@@ -21,6 +21,7 @@ from tracefuse.measure.launches import launch_bound_us
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
 from tracefuse.measure.overlapped import check_recorded, has_collectives, has_recorded_collectives, on_mesh
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
+from tracefuse.measure.timing import ProgramTiming
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.overlap.links import mesh
@@ -210,7 +211,11 @@ class Clocks:
         own = {config: times for config, times in own.items() if _is_of(times, variant.under(config))}
         if not own:
             return []
-        anchors = [self._anchor(variant.under(config), times, timed.get(config)) for config, times in own.items()]
+        host = {config: one.host_ms and 1e3 * one.host_ms for config, one in self._timings(variant, baseline).items()}
+        anchors = [
+            self._anchor(variant.under(config), times, timed.get(config), host.get(config))
+            for config, times in own.items()
+        ]
         # What was timed and not profiled, as where the profile was cancelled.
         shown = {one.config: one for one in (variant, baseline or variant.baseline)}
         alone = [one for config, one in shown.items() if config in timed and config not in own]
@@ -227,14 +232,17 @@ class Clocks:
         name = device.removeprefix("measured on ")
         return self._anchor(variant, OpTimes(times.us, said, device=name, predicted=frozenset(times.us)), step_us)
 
-    def _timed(self, variant: Variant, baseline: Variant | None) -> dict[Config, float]:
-        return steps(self.known, (variant.config, baseline and baseline.config))
+    def _timings(self, variant: Variant, baseline: Variant | None) -> dict[Config, ProgramTiming]:
+        return latest(self.known, (variant.config, baseline and baseline.config))
 
-    def _anchor(self, variant: Variant, times: OpTimes, step_us: float | None) -> Anchor:
+    def _timed(self, variant: Variant, baseline: Variant | None) -> dict[Config, float]:
+        return {config: 1e3 * one.step_ms.median for config, one in self._timings(variant, baseline).items()}
+
+    def _anchor(self, variant: Variant, times: OpTimes, step_us: float | None, host_us: float | None = None) -> Anchor:
         """The same object for the same times, so that what is worked out for it is kept."""
-        key = variant.config, times.provenance, round(times.step_us, 3), step_us
+        key = variant.config, times.provenance, round(times.step_us, 3), step_us, host_us
         if key not in self._anchors:
-            self._anchors[key] = Anchor(variant.whole, times, step_us)
+            self._anchors[key] = Anchor(variant.whole, times, step_us, host_us)
         return self._anchors[key]
 
 
@@ -243,16 +251,21 @@ def _is_of(times: OpTimes, variant: Variant) -> bool:
     return times.us.keys() <= {node.name for node in (*variant.whole.ops, *variant.whole_in_place.ops)}
 
 
-def steps(known: Measurements, shown: tuple[Config, Config | None] | None = None) -> dict[Config, float]:
-    """The step of every configuration that was timed, in µs, as timed last; those of `shown` as timed beside each other."""
-    found: dict[Config, float] = {}
+def latest(known: Measurements, shown: tuple[Config, Config | None] | None = None) -> dict[Config, ProgramTiming]:
+    """By configuration what was timed of it last; of those `shown`, beside each other."""
+    found: dict[Config, ProgramTiming] = {}
     timings = dict(known.timings)
     if shown in timings:  # the last one counts
         timings[shown] = timings.pop(shown)
     for (config, pinned), timing in timings.items():
-        found[pinned or Config.off()] = 1e3 * timing.baseline.step_ms.median
-        found[config] = 1e3 * timing.program("optimised").step_ms.median
+        found[pinned or Config.off()] = timing.baseline
+        found[config] = timing.program("optimised")
     return found
+
+
+def steps(known: Measurements) -> dict[Config, float]:
+    """The step of every configuration that was timed, in µs, as timed last."""
+    return {config: 1e3 * one.step_ms.median for config, one in latest(known).items()}
 
 
 def pass_deltas(variant: Variant, clock: Clock) -> dict[str, float | None]:
