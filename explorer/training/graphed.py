@@ -8,7 +8,7 @@ the step is captured again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,10 @@ from tracefuse.execution.graphed_program import check_replayable
 from tracefuse.execution.graphs import WARM_UPS, Draw, drawn, recording, tables_filled
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.sharing import copies_of, memory_like, write
+from tracefuse.optimizers.trace import human_bytes
+
+PIECES, SHARE = 256 << 20, 0.1
+"""Unused bytes in pieces, and their share of all that PyTorch holds, from which on a user wants to know of them."""
 
 
 def graphed_step(module: ModuleType, joint: Optimised, update: Optimised) -> type:
@@ -79,11 +83,29 @@ class _Graphed:
             with tables_filled(self.module), states, recording(graph, pool, side):
                 self.returned = run()
         self.graph = graph
+        if said := unused_pieces(torch.cuda.memory_stats(device)):
+            self.module.tell(said, stacklevel=5)
 
     def _first_draw(self, increments: Sequence[int], *, device: torch.device) -> tuple[torch.Tensor, ...]:
         draw = functools.partial(self._draw, increments, device=device)
         self.draws.append(Draw(draw, draw()))
         return self.draws[-1].states
+
+
+def unused_pieces(stats: Mapping[str, int]) -> str:
+    """What to know of memory that a graph cannot use, by what `torch.cuda.memory_stats` counts; "" where it is little.
+
+    A graph has memory of its own. Of the eager steps before it weights and state lie here and there in blocks that
+    activations had, and PyTorch gives a block back as a whole.
+    """
+    pieces, held = stats["inactive_split_bytes.all.current"], stats["reserved_bytes.all.current"]
+    if pieces < max(PIECES, SHARE * held):
+        return ""
+    return (
+        f"{human_bytes(pieces)} of the GPU's memory lie unused between weights and optimizer state, in pieces that eager "
+        f"steps left and that a CUDA graph cannot use ({human_bytes(held)} are held in all). Set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before Python starts: PyTorch gives them back then"
+    )
 
 
 @contextmanager

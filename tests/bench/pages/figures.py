@@ -305,11 +305,15 @@ def gibi(nbytes: int) -> str:
 @said("train_step.py", "train_step_peaks")
 def whole_step_memory(found: Data, source: str) -> str:
     """What the process of each column holds at most."""
-    held = [f"{name} {one.get('error') or gibi(one['reserved_nbytes'])}" for name, one in found["peaks"].items()]
+    held = [f"{name} {_held(one)}, {_held(one['expandable'])}" for name, one in found["peaks"].items()]
     return (
-        "In a process of its own, weights, optimizer state and pools of memory included, the GPT's step holds at most: "
-        f"{', '.join(held)} ({source})."
+        "In a process of its own, weights, optimizer state and pools of memory included, the GPT's step holds at most, with "
+        f"PyTorch's allocator as it is and with `expandable_segments:True`: {'; '.join(held)} ({source})."
     )
+
+
+def _held(found: Data) -> str:
+    return found.get("error") or gibi(found["reserved_nbytes"])
 
 
 @said("loops.py", "loops", on_each=True)

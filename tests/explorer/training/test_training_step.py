@@ -26,6 +26,7 @@ from torch.optim import lr_scheduler
 import tracefuse
 from tracefuse.errors import ExportError, MeasureError
 from tracefuse.tables.summary import remarks
+from tracefuse.training.graphed import unused_pieces
 from tracefuse.variant import Variant
 
 NEAR = 1e-10
@@ -543,3 +544,34 @@ def test_on_a_gpu_it_leaves_what_eager_leaves(name: str, cuda_graph: bool) -> No
         torch.testing.assert_close(
             mine[key].cpu().double(), theirs[key].cpu().double(), rtol=1e-6, atol=absolute, msg=key
         )
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_memory_that_a_graph_cannot_use_is_told() -> None:
+    """A small tensor in a block of 1 GiB, as state lies where activations were."""
+    ours = Training(**GPU["adamw, two groups"], device="cuda")
+    data = data_of(CAPTURED + 2, ours.micro, "cuda")
+    step = optimised(ours, data[:CAPTURED]).compile(cuda_graph=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    block = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    del block
+    piece = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")
+    with pytest.warns(
+        UserWarning, match="lie unused between weights and optimizer state.*expandable_segments:True"
+    ) as told:
+        step(*flat(data[CAPTURED]))
+    assert {Path(one.filename) for one in told} == {Path(__file__)}
+    del piece
+    torch.cuda.empty_cache()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(*flat(data[CAPTURED + 1]))
+
+
+@pytest.mark.parametrize(("pieces", "held", "is_told"), [(1.6, 6.9, True), (0.2, 0.3, False), (1.0, 20.0, False)])
+def test_unused_memory_is_told_where_it_is_much(pieces: float, held: float, is_told: bool) -> None:
+    counted = {"inactive_split_bytes.all.current": pieces, "reserved_bytes.all.current": held}
+    said = unused_pieces({name: int(gib * 2**30) for name, gib in counted.items()})
+    assert bool(said) == is_told
+    assert ("1.6 GiB of the GPU's memory" in said and "6.9 GiB are held" in said) == is_told
