@@ -149,6 +149,13 @@ def test_a_host_that_may_have_waited_for_room_in_the_queue_tells_nothing(monkeyp
     assert Anchor(v.whole, busy, 2.0 * busy.step_us, 2 * busy.step_us).launch_us > 0
 
 
+def test_an_operator_that_calls_many_takes_the_host_as_many_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = tracefuse.capture(lambda x: (x.sin() @ x.t(),), torch.randn(3, 3)).trace
+    assert list(host_launches(trace).values()) == [1, 1 + VIEW]
+    monkeypatch.setitem(predicted.CALLED, torch.ops.aten.mm.default, 20)
+    assert list(host_launches(trace).values()) == [1, 20 + VIEW]
+
+
 def test_a_view_more_costs_a_share_of_a_launch_where_the_step_waits_for_the_host() -> None:
     v = variant()
     busy = profiled(v.whole)
