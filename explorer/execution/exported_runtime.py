@@ -118,10 +118,11 @@ class Step(torch.autograd.Function):
             kept, read_again = set_aside(kept, written), set_aside(read_again, written)
             for position, tensor in zip(OVERWRITTEN, written, strict=True):
                 tensor.copy_(outputs[MUTATED[INPUTS[position][0]]])
-        # Results and inputs go through autograd, which breaks the cycles that they would make; the rest is freed early.
+        # Results and inputs go through autograd, which breaks the cycles that they would make; the rest is freed early. A
+        # view of a result would hold the result, and so this step.
         own = {id(t) for t in results}
         ctx.save_for_backward(*(t for t in kept if id(t) in own), *read_again)
-        ctx.kept = [None if id(t) in own else t for t in kept]
+        ctx.kept = [None if id(t) in own else t.detach() if id(t._base) in own else t for t in kept]
         ctx.versions = versions(ctx.kept)
         if WITHOUT_GRADIENT:
             ctx.mark_non_differentiable(*(results[i] for i in WITHOUT_GRADIENT))

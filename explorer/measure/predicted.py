@@ -28,6 +28,7 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import fx
 
 from tracefuse.measure.op_times import OpTimes, modelled_us
@@ -94,11 +95,16 @@ class Anchor:
     @cached_property
     def _unscaled_launch_us(self) -> float:
         launches = sum(host_launches(self.trace).values())
-        if not self.host_us or not self.step_us or self.times.predicted:
+        if not self.host_us or not self.step_us or not launches or self.times.predicted or self._host_waits:
             return 0.0
         if launches > QUEUE and sum(self._own_us.values()) > FILLED * self.step_us:
             return 0.0  # the host waited for room in the queue, and its time is the device's
         return self.host_us / launches
+
+    @property
+    def _host_waits(self) -> bool:
+        """Whether the host waits for the device in the middle of the step, so that its time is not that of launches."""
+        return any(one.blocks for one in self.times.transfers.values()) or any(map(_reads_results, self.trace.ops))
 
     @cached_property
     def _scale(self) -> float:
@@ -149,6 +155,14 @@ def host_launches(trace: Trace) -> dict[str, float]:
     return found
 
 
+def _reads_results(node: fx.Node) -> bool:
+    """Whether the host needs numbers that the op computes to go on."""
+    return not _WAITED_FOR.isdisjoint(getattr(node.target, "tags", ()))
+
+
+_WAITED_FOR = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
 def with_waits(trace: Trace, busy_us: Mapping[str, float], launch_us: float) -> dict[str, float]:
     """From the end of one op's kernel to the end of the next one's, by the ops that keep the device busy, in the trace's
     order: a kernel begins when the one before it has ended and the host, which began with the step, has launched it."""
@@ -193,11 +207,11 @@ class Predictor:
         return self.known[trace]
 
     def _times(self, trace: Trace) -> OpTimes:
-        likeness = [one.likeness(trace) for one in self.anchors]
+        launches = host_launches(trace)
+        likeness = [(one.likeness(trace), host_launches(one.trace) == launches) for one in self.anchors]
         nearest = max(range(len(likeness)), key=lambda at: (likeness[at], at))
-        anchor = self.anchors[nearest]
-        launches, were = host_launches(trace), host_launches(anchor.trace)
-        if likeness[nearest] == 1.0 and (launches == were or not anchor.launch_us):
+        anchor, (alike, is_launched_alike) = self.anchors[nearest], likeness[nearest]
+        if alike == 1.0 and (is_launched_alike or not anchor.launch_us):
             return anchor.op_times
         anchors = [anchor, *(one for at, one in enumerate(self.anchors) if at != nearest)]
         same = {name for name, _ in keys(anchor.trace).items() & keys(trace).items()}

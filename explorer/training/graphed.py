@@ -78,13 +78,16 @@ class _Graphed:
                     run()
             torch.cuda.synchronize()
             waiting = iter(self.draws)
+            torch.cuda.empty_cache()
+            if torch.cuda.get_allocator_backend() == "native" and (
+                said := unused_pieces(torch.cuda.memory_stats(device))
+            ):
+                self.module.tell(said, stacklevel=5)
             pool = torch.cuda.graph_pool_handle()
             states = drawn(self.module, lambda *_, **__: next(waiting).states)
             with tables_filled(self.module), states, recording(graph, pool, side):
                 self.returned = run()
         self.graph = graph
-        if said := unused_pieces(torch.cuda.memory_stats(device)):
-            self.module.tell(said, stacklevel=5)
 
     def _first_draw(self, increments: Sequence[int], *, device: torch.device) -> tuple[torch.Tensor, ...]:
         draw = functools.partial(self._draw, increments, device=device)
@@ -103,7 +106,7 @@ def unused_pieces(stats: Mapping[str, int]) -> str:
         return ""
     return (
         f"{human_bytes(pieces)} of the GPU's memory lie unused between weights and optimizer state, in pieces that eager "
-        f"steps left and that a CUDA graph cannot use ({human_bytes(held)} are held in all). Set "
+        f"steps left and that a CUDA graph cannot use ({human_bytes(held)} are held without the graph's). Set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before Python starts: PyTorch gives them back then"
     )
 

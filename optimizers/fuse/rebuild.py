@@ -1,6 +1,6 @@
 """The graph with kernels in place of the ops that they stand for, everything defined before its use.
 
-The backward reads the forward's own view where it would take the same one again:
+Then the backward reads the forward's own view of a value where it takes the same one again:
 
     forward                                   forward
     h2 = aten.view.default(h, [8, 64])        h2 = aten.view.default(h, [8, 64])        saved
@@ -10,22 +10,33 @@ The backward reads the forward's own view where it would take the same one again
 
 A view moves no bytes and holds the memory that its base holds, but the host takes a microsecond and more for each, which a
 step of small kernels waits for. `remat` takes views again, since a kernel that reads one reads its base in place. Which views
-no kernel holds is known here. Views of inputs stay: autograd keeps the input, and an update may write to it.
+no kernel holds is known here. Views of inputs stay: autograd keeps the input, and an update may write to it. So do views of
+more elements than their base has, as which hooks on saved tensors would store them.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
 from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import behind_views, is_collective, is_getitem, is_random, is_returned, is_view, read_by
-from tracefuse.optimizers.trace import copy_node, create_op, origin, phase, set_origin, val
+from tracefuse.optimizers.ops import (
+    behind_views,
+    frozen,
+    is_collective,
+    is_getitem,
+    is_random,
+    is_returned,
+    is_view,
+    read_by,
+)
+from tracefuse.optimizers.trace import copy_node, create_op, origin, phase, set_origin, tensors, val
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,26 +52,22 @@ _Unit = fx.Node | Carved
 
 
 def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
-    """The graph with kernels in place of the ops that they stand for; names and metadata of all other values are kept."""
+    """The graph with kernels in place of the ops that they stand for, without views that the backward takes again; names and
+    metadata of all other values are kept."""
     provider: dict[fx.Node, _Unit] = {node: one for one in carved for node in one.outputs}
     new_graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             new[node] = copy_node(new_graph, node, new)
-    taken: dict[str, fx.Node] = {}
     for unit in _ordered(graph, provider).at:
         if isinstance(unit, Carved):
             _insert(new_graph, unit, new)
-        elif (view := _view_of_made(unit, new)) is None:
-            new[unit] = copy_node(new_graph, unit, new)
-        elif phase(unit) == "backward" and view in taken and not is_returned(unit):
-            new[unit] = taken[view]
         else:
             new[unit] = copy_node(new_graph, unit, new)
-            taken.setdefault(view, new[unit])
     output = new_graph.output(tuple(new[n] for n in graph.output_node().args[0]))  # type: ignore[union-attr]
     output.meta.update(graph.output_node().meta)
+    _share_views(new_graph)
     return new_graph
 
 
@@ -82,15 +89,6 @@ def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> UnitOrder[_Unit
         for earlier, later in itertools.pairwise(ordered):
             needs[later].add(earlier)
     return UnitOrder(needs, lambda unit: max(position[n] for n in _values(unit)))
-
-
-def _view_of_made(node: fx.Node, new: dict[fx.Node, fx.Node]) -> str | None:
-    """What the node is as a call in the graph of `new`, if it is a view of what the program makes: equal texts are equal
-    views, since a name is of one value."""
-    if not is_view(node) or behind_views(node).op == "placeholder":
-        return None
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
-    return f"{node.target} {args} {kwargs}"
 
 
 def _values(unit: _Unit) -> tuple[fx.Node, ...]:
@@ -116,3 +114,38 @@ def _insert(graph: fx.Graph, one: Carved, new: dict[fx.Node, fx.Node]) -> None:
     for at, result in enumerate(one.outputs):
         new[result] = create_op(graph, operator.getitem, (call, at), {}, result.name)
         new[result].meta = dict(result.meta)
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+def _share_views(graph: fx.Graph) -> None:
+    """Let the backward read the forward's views of values that the program makes, instead of taking the same ones again."""
+    taken: dict[Hashable, fx.Node] = {}
+    for node in [one for one in graph.nodes if _is_handed_over(one)]:
+        if phase(node) == "forward":
+            taken.setdefault(_call(node), node)
+        elif not is_returned(node) and (same := taken.get(_call(node))):
+            node.replace_all_uses_with(same)
+    for node in reversed(graph.nodes):
+        if is_view(node) and not node.users:
+            graph.erase_node(node)
+
+
+def _is_handed_over(node: fx.Node) -> bool:
+    """Whether the node is a view that the forward may keep: one tensor, which a list of them is not."""
+    if (
+        not is_view(node)
+        or (base := behind_views(node)).op == "placeholder"
+        or phase(node) not in ("forward", "backward")
+    ):
+        return False
+    shown, whole = val(node), tensors(base)
+    return isinstance(shown, torch.Tensor) and shown.numel() <= sum(one.numel() for one in whole)
+
+
+def _call(node: fx.Node) -> Hashable:
+    """What a view is of what: a key that is the same for the same view. A part is one of a call, of which there may be two."""
+    operand = node.args[0]
+    part_of = _call if is_getitem(node) and is_view(operand) else None  # type: ignore[arg-type]
+    return node.target, frozen((node.args, node.kwargs), part_of)

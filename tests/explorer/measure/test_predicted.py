@@ -11,7 +11,7 @@ import torch
 
 import tracefuse
 from tracefuse.measure import predicted
-from tracefuse.measure.op_times import OpTimes, modelled
+from tracefuse.measure.op_times import OpTimes, Transfer, modelled
 from tracefuse.measure.predicted import (
     VIEW,
     Anchor,
@@ -147,6 +147,41 @@ def test_a_host_that_may_have_waited_for_room_in_the_queue_tells_nothing(monkeyp
     monkeypatch.setattr(predicted, "QUEUE", 10)
     assert Anchor(v.whole, busy, 1.05 * busy.step_us, busy.step_us).launch_us == 0
     assert Anchor(v.whole, busy, 2.0 * busy.step_us, 2 * busy.step_us).launch_us > 0
+
+
+def test_of_a_host_that_waits_in_the_step_no_launch_is_known() -> None:
+    """What blocks it, or a size that it must read, is in its time."""
+    trace = tracefuse.capture(lambda x: (x.sin().cos().exp(),), torch.randn(3, 3)).trace
+    busy = OpTimes({"sin": 30.0, "cos": 900.0, "exp": 50.0}, f"measured on {DEVICE}", device=DEVICE)
+    ahead = Anchor(trace, busy, 1000.0, 60.0)
+    assert ahead.launch_us == 20
+    assert ahead.us == {"sin": 50, "cos": 900, "exp": 50}
+    copied = replace(busy, transfers={"exp": Transfer(50.0, 40.0, 5.0, 5.0, "pageable", to_host=True)})
+    waiting = Anchor(trace, copied, 1000.0, 1000.0)
+    assert waiting.launch_us == 0
+    assert waiting.us == pytest.approx({name: us * 1000 / 980 for name, us in busy.us.items()})
+    read = tracefuse.capture(lambda x: (x.sin().nonzero().sum(),), torch.randn(3, 3)).trace
+    assert Anchor(read, OpTimes(dict.fromkeys([n.name for n in read.ops], 1.0), "measured"), 9.0, 9.0).launch_us == 0
+
+
+def test_a_program_without_work_takes_no_time() -> None:
+    trace = tracefuse.capture(lambda x: (x.view(-1),), torch.randn(3, 3)).trace
+    assert Anchor(trace, OpTimes({}, f"measured on {DEVICE}"), 5.0, 3.0).op_times.step_us == 0
+
+
+def test_of_two_programs_that_differ_in_views_each_is_itself() -> None:
+    x, w = torch.randn(3, 3), torch.randn(3, 3)
+    viewed = tracefuse.capture(lambda x, w: ((x @ w).view(-1).view(3, 3) @ w,), x, w).trace
+    plain = tracefuse.capture(lambda x, w: ((x @ w) @ w,), x, w).trace
+
+    def of(trace: Trace, step_us: float) -> Anchor:
+        times = OpTimes({n.name: 2.0 for n in trace.ops if does_work(n)}, f"measured on {DEVICE}", device=DEVICE)
+        return Anchor(trace, times, step_us, step_us)
+
+    for order in (1, -1):
+        known = predictor(*[of(viewed, 20.0), of(plain, 10.0)][::order])
+        found = [known(one) for one in (viewed, plain)]
+        assert [(one.kind, round(one.step_us, 9)) for one in found] == [("measured", 20.0), ("measured", 10.0)]
 
 
 def test_an_operator_that_calls_many_takes_the_host_as_many_launches(monkeypatch: pytest.MonkeyPatch) -> None:
