@@ -24,7 +24,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.findings.kinds import looked_for
-from tracefuse.findings.order import below_text
+from tracefuse.findings.order import below_text, in_order
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
@@ -113,8 +113,9 @@ def payload(
     slow = None if rows.no_verdict else slowest(after, variant.baseline.whole, amounts)
     as_it_ran = clock.of(variant.baseline.whole)
     findings = variant.findings(op_times[1], as_it_ran)
-    found = finding_records(findings, variant, tried or {})
     sizes, stood, stopped = summary(beside, variant, timing), stood_for(variant), blocked(variant)
+    ranked = in_order(findings, step_size(variant.baseline).ops if is_bound else 0)
+    found = finding_records(ranked, variant, tried or {})
     return {
         "version": VERSION,
         "config": config_record(variant.config),

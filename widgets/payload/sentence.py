@@ -69,9 +69,13 @@ def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str]
 
 def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], captured: int) -> dict[str, Any]:
     """The action with what it is about in launches, since its kernels' time is none of the step's."""
-    count = next(len(one["values"]) for one in findings if one["key"] == action["key"])
-    is_time = count and action["kind"]
-    return action | {"worth": f"{count:,} of {captured:,} launches", "kind": ""} if is_time else action
+    finding = next(one for one in findings if one["key"] == action["key"])
+    count = len(finding["values"])
+    if not count or not action["kind"]:
+        return action
+    of = f"of {captured:,} launches"
+    worth = f"{count:,} {of}" if KINDS[finding["id"]].spares_launches else f"spares none {of}"
+    return action | {"worth": worth, "kind": ""}
 
 
 def _step(clock: Clock, slow: Slowest | None, is_on_gpu: bool) -> str:

@@ -321,6 +321,30 @@ def test_what_a_pass_left_of_what_it_alone_can_mend_is_nothing_to_do() -> None:
     assert [one["key"] for one in said_of([off])["actions"]] == ["off"]
 
 
+def test_in_a_step_that_waits_for_launches_what_spares_most_leads() -> None:
+    """An update of 10 fused kernels takes most of the kernels' time, and sparing any of them is nobody's to do."""
+    torch.manual_seed(0)
+    weight, x = nn.Parameter(torch.randn(64, 64)), torch.randn(4, 64)
+    large = nn.Parameter(torch.randn(512, 512))
+    optimizer = torch.optim.AdamW([weight, large], fused=True)
+    with tracefuse.capture_step(n=2) as c:
+        for _ in range(3):
+            optimizer.zero_grad()
+            y = x
+            for _ in range(64):
+                y = y * 0.99 + 0.01
+            (y @ weight).square().mean().add(large.mean()).backward()
+            optimizer.step()
+    shown = payload(c.optimize(fuse=False))
+    assert shown["clock"]["launch_us"]
+    first, *_, last = shown["sentence"]["actions"]
+    assert first["title"].startswith("a loop launches")
+    assert re.fullmatch(r"\d+ of \d+ launches", first["worth"])
+    assert "takes a notable share" in last["title"]
+    assert re.fullmatch(r"spares none of \d+ launches", last["worth"])
+    assert next(one["title"] for one in shown["findings"] if not one["is_mended"]) == first["title"]
+
+
 # --- what a pass would need -------------------------------------------------------------------------------------------
 
 
