@@ -24,6 +24,7 @@ from tracefuse.diagnose.diagnose import findings as findings_of
 from tracefuse.diagnose.fixes import Trial, chosen, fixed_program
 from tracefuse.diagnose.fixes import try_fix as tried
 from tracefuse.distributed.operators import check_alone
+from tracefuse.dynamo.waiting import Waiting
 from tracefuse.execution.export import python_file
 from tracefuse.execution.graphed_program import GraphedProgram
 from tracefuse.execution.own_operators import operators_to_register, with_imports
@@ -50,6 +51,7 @@ from tracefuse.tables.layers import Layers
 from tracefuse.tables.layers import layers as compared_layers
 from tracefuse.tables.memory import Memory, measured_memory, static_memory
 from tracefuse.tables.summary import unmet
+from tracefuse.text import counted
 from tracefuse.timeline.kernel_times import KernelTimes
 from tracefuse.timeline.kernel_times import kernel_times as timed_kernels
 from tracefuse.timeline.measurements import Said
@@ -214,24 +216,30 @@ class Variant(Passed):
         whole training step, which writes parameters, buffers and the optimizer's state: see `tracefuse.training`. It takes
         data as `step.inputs` has it, all of it; a call without any runs again on what the captured step read, and says so.
 
-        `progress` is called as by `build`. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`.
-        With `tune` block sizes are tried first: see `tune`; those that were found before serve in any case. With `cuda_graph`
-        it replays two CUDA graphs (`tracefuse.execution.graphs`), a step replays one. The step holds nothing that the capture
+        `progress` is called with what is done, and as by `build`; without one, lines on stderr say what is waited for where
+        it takes longer than a few seconds. A kernel that cannot run on this GPU runs as its ATen ops: see `fallbacks`. With
+        `tune` block sizes are tried first: see `tune`; those that were found before serve in any case. With `cuda_graph` it
+        replays two CUDA graphs (`tracefuse.execution.graphs`), a step replays one. The step holds nothing that the capture
         keeps for replays, copies of weights and state among it: drop both where memory is short (`del v, c; gc.collect()`).
 
         Raises `ExportError` for what is more than one differentiable step, and for a step that no later one could be run by,
         with the line and the remedy; `NotSupported` for what no CUDA graph can replay.
         """
         check_alone(self.program.trace)
-        if self.program.update is None:
-            return self.halves(cuda_graph, progress, tune)
-        if tune:
-            self.tune(progress)
-        if cuda_graph not in self._steps:
-            source, update = self._step_source(progress), self.followed_update
-            assert update is not None
-            self._steps[cuda_graph] = training_step(self.followed, update, source, cuda_graph)
-        return self._steps[cuda_graph]
+        with Waiting("compiling", f"passes on {counted(self.program.whole.op_count, 'op')}", progress) as waiting:
+            if self.program.update is None:
+                waiting.next(counted(len(self.kernels), "kernel"))
+                return self.halves(cuda_graph, progress, tune)
+            if tune:
+                self.tune(progress)
+            if cuda_graph not in self._steps:
+                joint, update = self.followed, self.followed_update
+                assert update is not None
+                waiting.next(counted(len(joint.kernels) + len(update.kernels), "kernel"))
+                source = self._step_source(progress)
+                waiting.next("loading the step")
+                self._steps[cuda_graph] = training_step(joint, update, source, cuda_graph)
+            return self._steps[cuda_graph]
 
     @functools.cached_property
     def _steps(self) -> dict[bool, Any]:

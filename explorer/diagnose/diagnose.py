@@ -63,13 +63,15 @@ class Small(tuple[Finding, ...]):
 class Findings(tuple[Finding, ...]):
     """In the order of `tracefuse.findings.order`. Prints as paragraphs, with what measures modelled times; without any, as
     what was looked for. `below` are those whose share of the step is too small to be told, `ignored` those that a comment on
-    their line hides: see `tracefuse.findings.ignored`. `launching` says that the step is bound by launches, where it is."""
+    their line hides: see `tracefuse.findings.ignored`. `launching` says that the step is bound by launches, where it is, and
+    `launches` how many it has there."""
 
     provenance: str
     looked_for: Iterable[str]
     ignored: tuple[Finding, ...]
     below: Small
     launching: str
+    launches: int
 
     def __new__(
         cls,
@@ -78,11 +80,12 @@ class Findings(tuple[Finding, ...]):
         looked_for: Iterable[str] | None = None,
         ignored: Iterable[Finding] = (),
         launching: str = "",
+        launches: int = 0,
     ) -> Self:
         shown, hidden = parted(found)
-        made = super().__new__(cls, in_order(one for one in shown if not one.is_below))
+        made = super().__new__(cls, in_order((one for one in shown if not one.is_below), launches))
         made.below = Small(one for one in shown if one.is_below)
-        made.launching = launching
+        made.launching, made.launches = launching, launches
         made.provenance, made.looked_for = provenance, looked_for or looked_for_in_traces()
         made.ignored = (*ignored, *(one for one in hidden if not one.is_below))
         return made
@@ -161,7 +164,7 @@ def beside(
         return one if stays else _beside(one, left, config, of_update, "v.update.passes")
 
     told = [told_of(one) for one in (*ran, *ran.below)]
-    return Findings(told, ran.provenance, ignored=ran.ignored, launching=ran.launching)
+    return Findings(told, ran.provenance, None, ran.ignored, ran.launching, ran.launches)
 
 
 def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[PassRecord], called: str) -> Finding:
@@ -232,12 +235,18 @@ def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
     asked = [detector for detector, makes in DETECTORS.items() if not wanted.isdisjoint(makes)]
     found = [_in_the_project(finding, lines) for detector in asked for finding in detector(case)]
     found = [finding for finding in found if not _is_inside(finding, case)]
-    return Findings(_told_once(found), case.times.provenance, launching=_launching(case))
+    launching = _launching(case)
+    launches = _launches(case) if launching else 0
+    return Findings(_told_once(found), case.times.provenance, launching=launching, launches=launches)
+
+
+def _launches(case: Case) -> int:
+    return case.trace.op_count + (0 if case.update is None else case.update.op_count)
 
 
 def _launching(case: Case) -> str:
     """That the host takes longer to launch the step's ops than they are modelled to run; "" where it does not."""
-    ops = case.trace.op_count + (0 if case.update is None else case.update.op_count)
+    ops = _launches(case)
     if case.times.kind != "modelled" or HOST_US * ops <= case.step_us:
         return ""
     return (

@@ -158,7 +158,7 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     stepped = case.program.update.stepped if case.program.update is not None else ()
     fused = {origin(n).source for n in nodes if op_name(n).startswith("aten._fused_")}
     counting = counts_in_python(case.program)
-    is_fused = bool(stepped) and all(step.source in fused for step in stepped)
+    is_fused = bool(fused) and all(step.source in fused for step in stepped)
     captured = case.trace if case.program.update is None else case.program.update.trace
     gains = [
         one for one in stepped if _gains_by_fusing(one, captured) or (one in counting and "fused" in _options(one))

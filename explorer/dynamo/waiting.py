@@ -1,4 +1,4 @@
-"""Who waits for the first call of a compiled model is told what for: lines on stderr, once it takes long."""
+"""Who waits for what is compiled, as a model in its first call, is told what for: lines on stderr, once it takes long."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,10 +16,11 @@ QUIET_S = 4.0
 
 class Waiting:
     """A context in which `what` is made, by `doing` this first; `next` says what comes then. Only the first rank of a job
-    speaks."""
+    speaks. A `progress` that the caller gave is told all of it at once, in place of stderr, with no part of the fraction
+    done."""
 
-    def __init__(self, what: str, doing: str) -> None:
-        self._what, self._doing = what, doing
+    def __init__(self, what: str, doing: str, progress: Callable[[float, str], None] | None = None) -> None:
+        self._what, self._doing, self._progress = what, doing, progress
         self._lock = threading.Lock()
         self._is_told = self._is_over = False
         self._start_s = time.perf_counter()
@@ -26,7 +28,9 @@ class Waiting:
         self._timer.daemon = True
 
     def __enter__(self) -> Waiting:
-        if os.environ.get("RANK", "0") == "0":
+        if self._progress is not None:
+            self._progress(0.0, self._doing)
+        elif os.environ.get("RANK", "0") == "0":
             self._timer.start()
         return self
 
@@ -38,6 +42,8 @@ class Waiting:
                 _say(f"{self._what}: done in {time.perf_counter() - self._start_s:.1f} s")
 
     def next(self, doing: str) -> None:
+        if self._progress is not None:
+            self._progress(0.0, doing)
         with self._lock:
             self._doing = doing
             if self._is_told and not self._is_over:

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 class Kind:
     """One kind of finding: `says` is what is wrong in one sentence, `mended_by` are the passes that can mend it in the trace,
     `of_run` says that a profile of a run shows it, and no trace, `in_the_line` that the fix is to write its line otherwise:
-    in a library that is its authors' to do."""
+    in a library that is its authors' to do, `by_passes_alone` that no line can be written otherwise to mend it. What is told
+    `in_part` is the time of all that it is about, of which nobody knows how much can be spared. Where it `spares_launches`,
+    mending it leaves fewer kernels, and else the same ones, each of which is faster."""
 
     says: str
     mended_by: tuple[str, ...] = ()
     of_run: bool = False
     in_the_line: bool = False
     by_passes_alone: bool = False
+    in_part: bool = False
+    spares_launches: bool = True
 
 
 KINDS: dict[str, Kind] = {
@@ -34,7 +38,7 @@ KINDS: dict[str, Kind] = {
         "Attention in single ops computes in float32 among values of half precision.", ("fuse",), in_the_line=True
     ),
     # Precision.
-    "tf32-off": Kind("Matmuls of float32 run without tensor cores, since TF32 is off."),
+    "tf32-off": Kind("Matmuls of float32 run without tensor cores, since TF32 is off.", spares_launches=False),
     "weights-cast-each-step": Kind("Every forward casts the same weights, and every backward casts their gradients."),
     "cast-round-trip": Kind(
         "A value of half precision is cast to float32 and back.", ("simplify", "fuse"), in_the_line=True
@@ -43,9 +47,9 @@ KINDS: dict[str, Kind] = {
     "norm-in-float32": Kind("A norm runs in float32 between two casts.", ("fuse",), in_the_line=True),
     "dropout-in-float32": Kind("Dropout runs in float32 between two casts.", ("fuse",), in_the_line=True),
     "logits-in-float32": Kind("Logits of half precision are cast to float32 as a whole.", ("fuse",), in_the_line=True),
-    "float64-leak": Kind("Ops compute in float64 in a program whose parameters are not."),
+    "float64-leak": Kind("Ops compute in float64 in a program whose parameters are not.", spares_launches=False),
     # Layout.
-    "not-channels-last": Kind("Convolutions read tensors that do not lie in channels_last."),
+    "not-channels-last": Kind("Convolutions read tensors that do not lie in channels_last.", spares_launches=False),
     "needless-copy": Kind("A copy makes a layout that nothing asks for.", ("simplify", "fuse"), in_the_line=True),
     "einsum-copies": Kind("`einsum` permutes and copies its operands.", in_the_line=True),
     "repeat-not-expand": Kind("`repeat` writes what broadcasting reads as it is.", ("fuse",), in_the_line=True),
@@ -60,7 +64,9 @@ KINDS: dict[str, Kind] = {
     "checkpoint-not-needed": Kind("Checkpoints compute again what there is memory to keep."),
     "second-backward": Kind("A second backward runs through the same graph."),
     # Matmuls.
-    "matmul-chain-order": Kind("A chain of matmuls runs in the order that takes more arithmetic.", in_the_line=True),
+    "matmul-chain-order": Kind(
+        "A chain of matmuls runs in the order that takes more arithmetic.", in_the_line=True, spares_launches=False
+    ),
     "heads-apart": Kind("One input is multiplied by many matrices in matmuls of their own.", in_the_line=True),
     "stack-of-matmuls": Kind("Small matmuls of one shape run one after the other.", in_the_line=True),
     "one-hot-matmul": Kind("A matmul by one-hot rows picks rows.", in_the_line=True),
@@ -90,7 +96,9 @@ KINDS: dict[str, Kind] = {
     "unfused-pointwise": Kind(
         "Pointwise ops and reductions run as kernels of their own.", ("fuse",), by_passes_alone=True
     ),
-    "unaligned-matmul": Kind("A matmul runs over rows that are no multiple of 16 bytes.", ("pad",)),
+    "unaligned-matmul": Kind(
+        "A matmul runs over rows that are no multiple of 16 bytes.", ("pad",), spares_launches=False
+    ),
     "never-used": Kind("The forward computes what nothing uses."),
     "saved-not-recomputed": Kind(
         "A saved tensor costs more to keep than to compute again.", ("remat", "fuse"), by_passes_alone=True
@@ -111,14 +119,16 @@ KINDS: dict[str, Kind] = {
         "An optimizer works tensor by tensor or list by list, and reads and writes each several times.",
         ("optimizer_step", "fuse"),
     ),
-    "update-share": Kind("The update takes a large share of the step.", ("optimizer_step",)),
+    "update-share": Kind(
+        "The update takes a large share of the step.", ("optimizer_step",), in_part=True, spares_launches=False
+    ),
     # Settings.
     "anomaly-mode": Kind("Autograd's anomaly mode is on."),
     "launch-blocking": Kind("CUDA_LAUNCH_BLOCKING makes the host wait for every kernel."),
-    "deterministic-mode": Kind("Deterministic algorithms are required, and some are slow."),
+    "deterministic-mode": Kind("Deterministic algorithms are required, and some are slow.", spares_launches=False),
     "profiler-on": Kind("A profiler notes every op."),
-    "cudnn-off": Kind("cuDNN is switched off in a program with convolutions."),
-    "cudnn-benchmark-off": Kind("cuDNN guesses the algorithms of convolutions."),
+    "cudnn-off": Kind("cuDNN is switched off in a program with convolutions.", spares_launches=False),
+    "cudnn-benchmark-off": Kind("cuDNN guesses the algorithms of convolutions.", spares_launches=False),
     # What only a profile of a run shows.
     "data-loading": Kind("The GPU is idle while the host makes or awaits the next batch.", of_run=True),
     "synchronous-checkpoint": Kind("The GPU is idle while a checkpoint is saved.", of_run=True),

@@ -11,10 +11,24 @@ from tracefuse.findings.kinds import KINDS
 _LEAST = dict(zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True))
 
 
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """First what there is something to do about, what is worth most first; then what passes mend, or leave of what they alone
-    can mend. One without a share of the step counts for the least that its severity stands for."""
-    return sorted(findings, key=lambda one: (_is_done(one), -_share_left(one), SEVERITIES.index(one.severity)))
+def in_order(findings: Iterable[Finding], launches: int = 0) -> list[Finding]:
+    """First what there is something to do about, what is worth most in the step first; then what passes mend, or leave of what
+    they alone can mend. `launches` are those of a step that waits for them: there the time of kernels is worth nothing."""
+    found = list(findings)
+    about = {id(one): _launches(one, found) if launches else 0 for one in found}
+    worth = {id(one): _worth(one, about[id(one)], launches) for one in found}
+    return sorted(found, key=lambda one: (_is_done(one), -worth[id(one)], SEVERITIES.index(one.severity)))
+
+
+def _launches(finding: Finding, found: Iterable[Finding]) -> int:
+    """How many launches mending it spares at most. What is said in general of ops that are mostly those of another finding, as
+    of a loop, counts for the others: a line stands before what is true of all lines."""
+    kind, own = KINDS[finding.id], set(finding.values)
+    if not kind.spares_launches:
+        return 0
+    told = [own.intersection(one.values) for one in found if kind.by_passes_alone and not KINDS[one.id].by_passes_alone]
+    most = max(map(len, told), default=0)
+    return len(own) - (most if 2 * most > len(own) else 0)
 
 
 def below_text(below: Sequence[Finding]) -> str:
@@ -30,8 +44,16 @@ def _is_done(finding: Finding) -> bool:
     return finding.is_mended or bool(finding.mended_by and KINDS[finding.id].by_passes_alone)
 
 
-def _share_left(finding: Finding) -> float:
-    """The share of a step that is left of it. A remark that no switch mends counts for no more than remarks do."""
+def _worth(finding: Finding, spared: int, launches: int) -> float:
+    """What mending is worth that is left of it, as a share of the step, or of its launches, of which so many are spared. One
+    without a share counts for the least that its severity stands for. A remark that no switch mends counts for no more than
+    remarks do, and for nothing where it says of no part that it can be spared."""
+    kind, is_low = KINDS[finding.id], finding.severity == "low"
     share = finding.left_share if finding.left else finding.worth_share
-    is_remark = finding.severity == "low" and not finding.changes
-    return min(_LEAST[finding.severity] if share is None else share, MEDIUM if is_remark else 1.0)
+    if is_low and not finding.changes and (kind.in_part or share is None):
+        return 0.0
+    if share is None:
+        return _LEAST[finding.severity]
+    if launches:
+        return spared / launches
+    return min(share, MEDIUM if is_low and not finding.changes else 1.0)

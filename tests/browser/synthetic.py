@@ -59,7 +59,7 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
             "choices": [["synthetic", "synthetic"]], "forecasts": 0, "error": None, "launch_us": None,
         },
         "sentence": {"said": "A synthetic step.", "head": "A synthetic step.", "actions": []}, "looked_for": [],
-        "kernels": [_kernel(name) for name in kernels], "aten": [],
+        "slowest": None, "kernels": [_kernel(name) for name in kernels], "aten": [],
         "memory": {"before": memory, "after": memory, "reasons": [], "modules": [], "why": {}},
         "baseline": {"is_pinned": False, "call": "the trace as captured", "config": _config(fused)}, "environment": {},
     }  # fmt: skip

@@ -255,3 +255,20 @@ def test_no_board_moves_a_control(live: Page, written: Written, width: int) -> N
     for board in written.boards:
         live.evaluate("board => set('board', board)", board)
         assert live.evaluate(places) == first
+
+
+def test_rows_are_seen_between_the_points_and_what_is_known_of_a_selection(saved: Page) -> None:
+    """On a page of 1024 by 768 the details lie below the board; nothing on the board moves when they come."""
+    saved.set_viewport_size({"width": 1024, "height": 768})
+    places = (
+        "() => [...document.querySelectorAll('.tf-point, .tf-board-name')].map((one) => one.getBoundingClientRect().y)"
+    )
+    first = saved.evaluate(places)
+    saved.get_by_test_id("tf-pass-fuse").click()
+    expect(saved.get_by_test_id("tf-details")).to_contain_text("fuse")
+    bottom = saved.locator(".tf-aside").bounding_box()
+    assert bottom is not None
+    assert bottom["y"] + bottom["height"] <= 768
+    heights = rows(saved).evaluate_all("all => all.map((one) => one.getBoundingClientRect().bottom)")
+    assert sum(one <= bottom["y"] for one in heights) >= 3
+    assert saved.evaluate(places) == first

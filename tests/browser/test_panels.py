@@ -221,6 +221,27 @@ def test_what_a_pass_adds_to_the_time_stands_in_its_row(live: Page) -> None:
     expect(delta).to_have_class(re.compile("tf-gain"))
 
 
+WITHOUT = {"ops": 1, "saved_bytes": 1, "peak_bytes": 1, "step_us": 1.0, "kind": "modelled"}
+FIGURES = """([known, without]) => set("payload", { ...state.payload, passes: state.payload.passes.map((one) => (
+    { ...one, enabled: true, changed: /^(fuse|remat)$/.test(one.name), without: known.includes(one.name) ? without : null }
+)) })"""
+
+
+def test_the_head_of_the_passes_says_in_words_what_their_figures_are_of(live: Page) -> None:
+    how = live.get_by_test_id("tf-passes-how")
+    for known, said in (
+        (["fuse", "remat"], "Δ left out"),
+        (["fuse"], "Δ left out; italics: in order"),
+        ([], "Δ in order"),
+    ):
+        live.evaluate(FIGURES, [known, WITHOUT])
+        expect(how).to_have_text(said)
+        in_italics = live.locator(".tf-pass .tf-delta.tf-is-stale")
+        expect(in_italics).to_have_count(4 * (2 - len(known)))
+        assert how.evaluate("one => one.scrollWidth <= one.clientWidth + 1")
+    expect(how).to_have_attribute("title", re.compile("^left out: the step with it minus the step without it"))
+
+
 # --- pins and frozen parameters ---------------------------------------------------------------------------------------
 
 

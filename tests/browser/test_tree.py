@@ -217,9 +217,16 @@ def test_a_toggle_keeps_what_was_unfolded(page: Page) -> None:
     expect(row(page, "h.0.mlp.up")).to_have_attribute("aria-expanded", "true")
 
 
-def test_the_slowest_backward_is_one_click_away(page: Page, press: Callable[[Locator], None]) -> None:
-    press(page.get_by_test_id("tf-tree-slowest"))
-    expect(current(page).get_by_label("slowest backward")).to_be_visible()
+def test_what_is_slowest_is_one_click_away(page: Page, press: Callable[[Locator], None]) -> None:
+    """The sentence, the chip and the row say the same of the same module."""
+    chip = page.get_by_test_id("tf-tree-slowest")
+    told = re.fullmatch(r"▲ most kernels: (h\.\* ×3), (\d+) of (\d+) kernels", str(chip.text_content()))
+    assert told
+    expect(page.get_by_test_id("tf-sentence")).to_contain_text(f"{told[2]} of them in {told[1]} (")
+    press(chip)
+    expect(current(page).get_by_label("slowest", exact=True)).to_be_visible()
+    expect(current(page).locator("b")).to_have_text(FOLD)
+    expect(current(page).locator(".tf-tree-ops")).to_have_text(re.compile(rf"(^|→ ){told[2]}$"))
 
 
 @pytest.mark.parametrize("width", [480, 760, 1300, 2000])

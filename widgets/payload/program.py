@@ -24,7 +24,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.errors import ExportError, PassError, SessionError
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.findings.kinds import looked_for
-from tracefuse.findings.order import below_text
+from tracefuse.findings.order import below_text, in_order
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
@@ -36,6 +36,7 @@ from tracefuse.steps.steps import Steps
 from tracefuse.tables.folding import folded_paths
 from tracefuse.tables.layers import Layer, layers
 from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
+from tracefuse.tables.slowest import slowest
 from tracefuse.tables.summary import remarks
 from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.timeline.measurements import Said, TrialKey
@@ -64,7 +65,7 @@ from tracefuse.widgets.payload.kernels import (
 )
 from tracefuse.widgets.payload.levers import lever_record
 from tracefuse.widgets.payload.passes import config_record, pass_record
-from tracefuse.widgets.payload.sentence import sentence_record
+from tracefuse.widgets.payload.sentence import sentence_record, slowest_record
 from tracefuse.widgets.payload.timing import (
     Timed,
     difference_notes,
@@ -107,10 +108,14 @@ def payload(
     clock = clock or modelled_clock(variant, baseline)
     op_times, deltas = clock.times, pass_deltas(variant, clock)
     rows = layers(before, after, op_times)
+    is_bound = clock.launch_us is not None
+    amounts = dict.fromkeys(op_times[1].us, 1.0) if is_bound else op_times[1].us  # ops as the tree counts them
+    slow = None if rows.no_verdict else slowest(after, variant.baseline.whole, amounts)
     as_it_ran = clock.of(variant.baseline.whole)
     findings = variant.findings(op_times[1], as_it_ran)
-    found = finding_records(findings, variant, tried or {})
     sizes, stood, stopped = summary(beside, variant, timing), stood_for(variant), blocked(variant)
+    ranked = in_order(findings, step_size(variant.baseline).ops if is_bound else 0)
+    found = finding_records(ranked, variant, tried or {})
     return {
         "version": VERSION,
         "config": config_record(variant.config),
@@ -126,12 +131,14 @@ def payload(
         "sentence": sentence_record(
             clock,
             rows,
+            slow,
             found,
             sizes["ops"],
             variant.runs_triton,
             deltas,
             bool(stopped),
         ),
+        "slowest": slowest_record(slow, sizes["ops"][1] if is_bound else None),
         "forward": half(beside.forward, variant.forward),
         "backward": half(beside.backward, variant.backward),
         "update": update_record(beside, variant),

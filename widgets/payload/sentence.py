@@ -1,11 +1,10 @@
 """The part of the wire format that says what a step takes, where, and what to mend first: three short sentences at most. Pure.
 
-A step takes 10.4 ms on H200, measured; 31 ms before the passes. Its backward takes 1.9 times as long as its forward; that of
-h.*.mlp ×12 takes 28 % of the step. First to mend: rows of the head's matmul are not aligned (2.1 ms, 20 %).
+A step takes 10.4 ms on H200, measured, 28 % of it in h.*.attn ×12 (gpt.py:18 alone 9 %); 31 ms before the passes. Its backward
+takes 1.9 times as long as its forward. First to mend: rows of the head's matmul are not aligned (2.1 ms, 20 %).
 
-All their times are of one clock. Where launching its kernels takes longer than they do, a step's kernels are counted in place
-of the second sentence; only where it takes less than twice as long, the second names whose backward takes most of their time.
-All other shares are of the step.
+All their times are of one clock, and all shares of the step. Where launching its kernels takes longer than they do, these are
+counted in place of their time: so many of the step, and of them so many in a module.
 """
 
 from __future__ import annotations
@@ -17,38 +16,41 @@ from typing import Any
 from tracefuse.device.target import chosen
 from tracefuse.findings.kinds import KINDS
 from tracefuse.tables.layers import Layers
+from tracefuse.tables.slowest import Slowest
 from tracefuse.text import share_text, time_text
 from tracefuse.widgets.payload.clock import DEFAULT, Clock
 
 MOST_ACTIONS = 3
 LEAST = 0.005
 """The least share of the step that is told as a change."""
-FAR_LONGER = 2.0
-"""How many times as long as its kernels a step's launches take where the time of kernels is of no account."""
+AT_A_LINE = 0.995
+"""The share of a module from where on all of it is said to be at one line."""
 
 
 def sentence_record(
     clock: Clock,
     rows: Layers,
+    slow: Slowest | None,
     findings: Sequence[Mapping[str, Any]],
     ops: tuple[int, int],
     is_on_gpu: bool,
     deltas: Mapping[str, float | None],
     is_blocked: bool = False,
 ) -> dict[str, Any]:
-    """`said` are the sentences, `head` those before the levers. `actions` are the findings that lead, each with what it is
-    worth and the passes that pull it already: the one that passes gain more by than what is left of the first one, then
-    what is left, in the order of `findings`. `ops` are counted before and after the passes. Where it `is_blocked`, the step is
-    only shown, and neither compiled nor measured."""
+    """`slow` is what is told to be slow, by kernels of a step that waits for their launches. `said` are the sentences, `head`
+    those before the levers. `actions` are the findings that lead, each with what it is worth and the passes that pull it
+    already: the one that passes gain more by than what is left of the first one, then what is left, in the order of
+    `findings`. `ops` are counted before and after the passes. Where it `is_blocked`, the step is only shown, and neither
+    compiled nor measured."""
     left = list(filter(_is_left, findings))
     pulled = max((one for one in findings if one["mended_by"]), key=_gained, default=None)
     if pulled is not None and left and _share_left(left[0]) >= _gained(pulled):
         pulled = None
     rest = [one for one in left if one is not pulled]
     if clock.launch_us is None:
-        head = [_step(clock, is_on_gpu), *_where(rows)]
+        head = [_step(clock, slow, is_on_gpu), *_halves(rows)]
     else:
-        head = _launches(clock, rows, ops, is_on_gpu and not is_blocked)
+        head = _launches(clock, slow, ops, is_on_gpu and not is_blocked)
     lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
@@ -67,63 +69,78 @@ def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str]
 
 def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], captured: int) -> dict[str, Any]:
     """The action with what it is about in launches, since its kernels' time is none of the step's."""
-    count = next(len(one["values"]) for one in findings if one["key"] == action["key"])
-    is_time = count and action["kind"]
-    return action | {"worth": f"{count:,} of {captured:,} launches", "kind": ""} if is_time else action
+    finding = next(one for one in findings if one["key"] == action["key"])
+    count = len(finding["values"])
+    if not count or not action["kind"]:
+        return action
+    of = f"of {captured:,} launches"
+    worth = f"{count:,} {of}" if KINDS[finding["id"]].spares_launches else f"spares none {of}"
+    return action | {"worth": worth, "kind": ""}
 
 
-def _step(clock: Clock, is_on_gpu: bool) -> str:
+def _step(clock: Clock, slow: Slowest | None, is_on_gpu: bool) -> str:
     before, after = clock.times
     us, is_same = time_text(after.step_us), abs(before.step_us - after.step_us) <= LEAST * before.step_us
     was = "" if is_same else f"; {time_text(before.step_us)} before the passes"
+    where = _where(slow, lambda amount: share_text(amount, slow.of if slow else 0.0))
     if after.kind != "modelled":
-        return f"A step takes {us} on {clock.device}, {after.kind}{was}."
+        return f"A step takes {us} on {clock.device}, {after.kind}{where}{was}."
     takes = "takes" if is_on_gpu else "would take"
-    return f"A step {takes} at least {us} on {_place(clock)}, modelled{was}."
+    return f"A step {takes} at least {us} on {_place(clock)}, modelled{where}{was}."
+
+
+def _where(slow: Slowest | None, amount: Callable[[float], str]) -> str:
+    """`, 28 % of it in h.*.attn ×12 (gpt.py:18 alone 9 %)`; "" where nothing is told to be slow."""
+    if slow is None:
+        return ""
+    if not slow.paths:
+        return f", {amount(slow.amount)} of it at {slow.label}"
+    is_all = slow.line_amount >= AT_A_LINE * slow.amount
+    alone = "" if is_all else f" alone {amount(slow.line_amount)}"
+    return f", {amount(slow.amount)} of it in {slow.label}{f' ({slow.place}{alone})' * bool(slow.place)}"
 
 
 def _place(clock: Clock) -> str:
     return f"an example GPU ({clock.device})" if clock.chosen == DEFAULT and chosen() is None else clock.device
 
 
-def _launches(clock: Clock, rows: Layers, ops: tuple[int, int], can_be_graphed: bool) -> list[str]:
+def _launches(clock: Clock, slow: Slowest | None, ops: tuple[int, int], can_be_graphed: bool) -> list[str]:
     """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
     before, after = ops
     us, launching = time_text(clock.times[1].step_us), time_text(clock.launch_us or 0.0)
-    takes = f"The {after} kernels of a step would take {us} on {_place(clock)}"
+    takes = f"The {after:,} kernels of a step would take {us} on {_place(clock)}"
     if after == 1:
         return [
             f"The one kernel of a step would take {us} on {_place(clock)}, but launching it about {launching}, modelled."
         ]
-    made = f": the passes made {after} of {before:,}" if before > after else ""
+    made = f": the passes made {after:,} of {before:,}" if before > after else ""
     graph = "; cuda_graph=True launches all at once" if can_be_graphed else ""
-    is_near = (clock.launch_us or 0.0) < FAR_LONGER * clock.times[1].step_us
-    worst = _slowest_backward(rows) if is_near else ""
-    whose = f"; the backward of {worst} of the kernels' time" if worst else ""
+    where = _where(slow, lambda amount: f"{amount:,.0f}").replace(" of it ", " of them ")
     return [
-        f"{takes}, but launching them about {launching}, modelled.",
-        f"So fewer kernels help most{made}{graph}{whose}.",
+        f"{takes}, but launching them about {launching}, modelled{where}.",
+        f"So fewer kernels help most{made}{graph}.",
     ]
 
 
-def _where(rows: Layers) -> list[str]:
+def _halves(rows: Layers) -> list[str]:
     forward, backward = (sum(getattr(row, f"{half}_us")[1] for row in rows) for half in ("forward", "backward"))
-    if not backward or rows.no_verdict:
+    if not forward or not backward or rows.no_verdict:
         return []
-    worst = _slowest_backward(rows)
-    if not forward:
-        return [f"The backward of {worst} of the step."] if worst else []
-    ratio = f"Its backward takes {backward / forward:.1f} times as long as its forward"
-    return [f"{ratio}{f'; that of {worst} of the step' * bool(worst)}."]
+    return [f"Its backward takes {backward / forward:.1f} times as long as its forward."]
 
 
-def _slowest_backward(rows: Layers) -> str:
-    """ "h.*.mlp ×12 takes 28 %", which has most of the backward; "" where nothing has."""
-    worst = rows.worst()
-    if worst is None:
-        return ""
-    share = share_text(worst.backward_us[1], sum(row.step_us[1] for row in rows))
-    return f"{worst.name}{f' ×{worst.count}' * (worst.count > 1)} takes {share}"
+def slowest_record(slow: Slowest | None, kernels: int | None) -> dict[str, Any] | None:
+    """What is slow, and where: the row of the tree that the first sentence names, by the same numbers. `kernels` are those of
+    a step that waits for their launches."""
+    if slow is None:
+        return None
+    amount = (
+        f"{share_text(slow.amount, slow.of)} of step"
+        if kernels is None
+        else f"{slow.amount:,.0f} of {kernels:,} kernels"
+    )
+    said = f"{'slowest' if kernels is None else 'most kernels'}: {slow.label}, {amount}"
+    return {"name": slow.name, "paths": list(slow.paths), "said": said, "line": slow.line}
 
 
 def _lever(

@@ -58,6 +58,11 @@ def test_the_headline_is_read_to_its_end(page: Page) -> None:
     assert str(headline.get_attribute("title")).startswith(str(headline.text_content()).removesuffix("."))
 
 
+def test_what_the_optimizer_takes_is_no_share_of_a_step_that_waits_for_launches(page: Page) -> None:
+    said = page.get_by_test_id("tf-tree-update")
+    expect(said).to_have_text(re.compile(r"^The optimizer takes \d+ % of the kernels’ time\.$"))
+
+
 # What passes mend already leads by its worth, and has no number.
 ACTIONS = """() => {
     const { key } = state.payload.findings[0];

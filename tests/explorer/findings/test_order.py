@@ -18,9 +18,18 @@ from tracefuse.widgets.text import to_text
 
 
 def finding(title: str, share: float | None, severity: Severity = "high", **more: Any) -> Finding:
-    of = {"id": "attention-by-hand"} | more
+    of = {"id": "attention-by-hand", "values": (title,)} | more
     return Finding(
-        of.pop("id"), severity, title, (), (title,), f"a.py:3  {title}", "do it", "time", worth_share=share, **of
+        of.pop("id"),
+        severity,
+        title,
+        (),
+        of.pop("values"),
+        f"a.py:3  {title}",
+        "do it",
+        "time",
+        worth_share=share,
+        **of,
     )
 
 
@@ -51,6 +60,26 @@ def test_a_remark_that_no_switch_mends_counts_for_no_more_than_remarks_do() -> N
     error = finding("error", 0.1, "medium")
     assert titles(share, error, finding("small", 0.01, "low")) == ["error", "share", "small"]
     assert titles(replace(share, changes={"optimizer_step": True}), error) == ["share", "error"]
+
+
+def test_a_remark_without_a_remedy_or_a_worth_stands_behind_all_that_have_them() -> None:
+    """Of the update's time nobody knows how much can be spared; a switch that spares some is a remedy."""
+    update = finding("update", 0.42, "low", id="update-share")
+    small = finding("small", 0.01, "low")
+    assert titles(update, finding("little", None, "low"), small) == ["small", "update", "little"]
+    assert titles(small, replace(update, changes={"optimizer_step": True})) == ["update", "small"]
+
+
+def test_in_a_step_that_waits_for_launches_their_number_ranks() -> None:
+    many = finding("many", 0.02, "low", values=tuple("abcd"))
+    few, matmul = finding("few", 0.3, values=("a",)), finding("matmul", 0.6, id="tf32-off", values=tuple("abcdef"))
+    waits = finding("waits", None)
+    assert [one.title for one in in_order([few, matmul, many, waits])] == ["matmul", "few", "waits", "many"]
+    assert [one.title for one in in_order([few, matmul, many, waits], 10)] == ["many", "waits", "few", "matmul"]
+    general = finding("general", 0.2, id="unfused-pointwise", values=tuple("abcde"))
+    assert [one.title for one in in_order([general, many], 10)] == ["many", "general"]
+    found = Findings([few, matmul, many], launching="It waits.", launches=10)
+    assert [one.title for one in found] == ["many", "few", "matmul"]
 
 
 def test_those_below_are_counted_in_one_line() -> None:

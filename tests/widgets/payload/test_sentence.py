@@ -18,6 +18,7 @@ from tracefuse.demo import GPT, batch
 from tracefuse.measure.launches import HOST_US
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.tables.layers import layers
+from tracefuse.tables.slowest import Slowest
 from tracefuse.text import time_text
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock
@@ -66,7 +67,7 @@ def said_of(
 ) -> dict[str, Any]:
     """The sentences and the actions of a step that was measured."""
     rows = layers(variant().baseline.whole, variant().whole, clock("measured on").times)
-    return sentence_record(clock("measured on"), rows, findings, (3, 3), is_on_gpu, deltas or {})
+    return sentence_record(clock("measured on"), rows, None, findings, (3, 3), is_on_gpu, deltas or {})
 
 
 def needs(shown: dict[str, Any]) -> dict[str, str]:
@@ -85,23 +86,28 @@ def test_it_says_what_a_step_takes_and_where() -> None:
     shown = payload(variant(), clock=clock("measured on"))
     before, after = shown["clock"]["step_us"]
     said = shown["sentence"]["said"]
-    assert said.startswith(
-        f"A step takes {time_text(after)} on a GPU, measured; {time_text(before)} before the passes. "
-    )
-    where = r" Its backward takes \d\.\d times as long as its forward; that of (h\.\*\.\S*)[^.]* takes (\d+) % of the step\. "
-    told = re.search(where, said)
+    where = rf"A step takes {time_text(after)} on a GPU, measured, (\d+) % of it in (\S+) ×2 \((\S+):\d+(?: alone \d+ %)?\); "
+    told = re.match(rf"{where}{time_text(before)} before the passes\. Its backward takes \d\.\d times as long as", said)
     assert told
-    # Every share of the sentence is of the step, as those of the findings behind it are.
-    rows = [row for row in shown["layers"] if re.sub(r"\d+", "*", row["path"]) == told[1]]
-    assert rows
-    assert int(told[2]) == pytest.approx(100 * sum(row["backward_us"][1] for row in rows) / step_us(shown), abs=1)
+    assert told[3] == "demo.py"
+    slow = shown["slowest"]
+    assert slow["said"] == f"slowest: {told[2]} ×2, {told[1]} % of step"
+    # It is the tree's row, with all that is in these modules, and its share is of the step as all others are.
+    inside = tuple(f"{path}." for path in slow["paths"])
+    assert [re.sub(r"\d+", "*", path) for path in slow["paths"]] == [told[2]] * 2
+    rows = [row for row in shown["layers"] if f"{row['path']}.".startswith(inside)]
+    parts = ("forward_us", "backward_us", "update_us")
+    us = sum(row[part][1] for row in rows for part in parts)
+    assert int(told[1]) == pytest.approx(100 * us / step_us(shown), abs=1)
 
 
 def test_without_a_gpu_all_times_are_modelled_for_an_example() -> None:
     said = payload(tiny_ops(2, 4096))["sentence"]["said"]
-    assert re.match(r"A step would take at least \d+ µs on an example GPU \(H100 SXM\), modelled; ", said)
+    assert re.match(
+        r"A step would take at least \d+ µs on an example GPU \(H100 SXM\), modelled, \d+ % of it at ", said
+    )
     of_target = payload(tiny_ops(2, 4096), clock=modelled_clock(tiny_ops(2, 4096), gpu="L4"))["sentence"]["said"]
-    assert re.match(r"A step would take at least [\d.]+ ms on L4, modelled; ", of_target)
+    assert re.match(r"A step would take at least [\d.]+ ms on L4, modelled, \d+ % of it at ", of_target)
 
 
 @pytest.mark.parametrize("passes", [{}, {"fuse": False}])
@@ -122,9 +128,12 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     host_us = HOST_US * after
     assert host_us > 1000 > 100 > shown["clock"]["step_us"][1]
     assert shown["clock"]["launch_us"] == pytest.approx(host_us)
-    bound = f"The {after} kernels of a step would take {time_text(shown['clock']['step_us'][1])} on an example GPU "
-    bound += f"(H100 SXM), but launching them about {time_text(host_us)}, modelled. "
-    bound += f"So fewer kernels help most: the passes made {after} of {before:,}."
+    (most, place) = re.findall(r", ([\d,]+) of them at (test_sentence\.py:\d+)\. ", shown["sentence"]["head"])[0]
+    assert after / 2 < int(most.replace(",", "")) <= after
+    assert shown["slowest"]["said"] == f"most kernels: {place}, {most} of {after:,} kernels"
+    bound = f"The {after:,} kernels of a step would take {time_text(shown['clock']['step_us'][1])} on an example GPU "
+    bound += f"(H100 SXM), but launching them about {time_text(host_us)}, modelled, {most} of them at {place}. "
+    bound += f"So fewer kernels help most: the passes made {after:,} of {before:,}."
     said, head = shown["sentence"]["said"], shown["sentence"]["head"]
     assert head == bound
     assert said.startswith(bound)
@@ -132,21 +141,41 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     assert " %" not in said.replace(shown["sentence"]["actions"][0]["title"], ""), "a share of kernels' time"
 
 
-def test_where_kernels_take_nearly_as_long_as_their_launches_the_slowest_backward_is_named() -> None:
-    rows = layers(variant().baseline.whole, variant().whole, clock("modelled for").times)
-    worst, step_us = rows.worst(), clock("modelled for").times[1].step_us
-    assert worst is not None
-    for launch_us, is_named in ((1.5 * step_us, True), (3 * step_us, False)):
-        said = sentence_record(replace(clock("modelled for"), launch_us=launch_us), rows, [], (9, 3), False, {})["said"]
-        assert (f"; the backward of {worst.name}" in said) == is_named
-        assert ("of the kernels' time" in said) == is_named
+def slow(line_amount: float, **more: Any) -> Slowest:
+    paths = ("h.0.attn", "h.1.attn")
+    return replace(Slowest("h.*.attn", paths, 30.0, 120.0, "src/gpt.py:18  scores = q @ k", line_amount), **more)
+
+
+@pytest.mark.parametrize(
+    ("found", "of_time", "of_launches"),
+    [
+        (
+            slow(12.0),
+            ", 25 % of it in h.*.attn ×2 (gpt.py:18 alone 10 %)",
+            ", 30 of them in h.*.attn ×2 (gpt.py:18 alone 12)",
+        ),
+        (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", ", 30 of them in h.*.attn ×2 (gpt.py:18)"),
+        (slow(12.0, line=""), ", 25 % of it in h.*.attn ×2", ", 30 of them in h.*.attn ×2"),
+        (slow(30.0, paths=(), name="18: scores = q @ k"), ", 25 % of it at gpt.py:18", ", 30 of them at gpt.py:18"),
+        (None, "", ""),
+    ],
+)
+def test_the_first_sentence_says_what_is_slow_and_at_which_line(
+    found: Slowest | None, of_time: str, of_launches: str
+) -> None:
+    rows = layers(variant().baseline.whole, variant().whole, clock("measured on").times)
+    for kind, launch_us, told in (("measured on", None, of_time), ("modelled for", 5e5, of_launches)):
+        bound = replace(clock(kind), launch_us=launch_us)
+        said = sentence_record(bound, rows, found, [], (9, 120), True, {})["said"]
+        first = said.partition(". ")[0]
+        assert re.search(rf", (measured|modelled){re.escape(told)}(; .* before the passes)?$", first)
 
 
 def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
     rows = layers(variant().baseline.whole, variant().whole, clock("modelled for").times)
     bound = replace(clock("modelled for"), launch_us=5e5)
     for is_on_gpu, is_blocked in ((True, False), (False, False), (True, True)):
-        said = sentence_record(bound, rows, [], (9, 3), is_on_gpu, {}, is_blocked)["said"]
+        said = sentence_record(bound, rows, None, [], (9, 3), is_on_gpu, {}, is_blocked)["said"]
         assert ("cuda_graph=True" in said) == (is_on_gpu and not is_blocked)
 
 
@@ -290,6 +319,30 @@ def test_what_a_pass_left_of_what_it_alone_can_mend_is_nothing_to_do() -> None:
     off = finding("off", "4 ms of 10 ms a step, 40 % (modelled)", 0.4, id="unfused-pointwise")
     assert [one["key"] for one in said_of([alone, by_hand])["actions"] if not one["by"]] == ["by hand"]
     assert [one["key"] for one in said_of([off])["actions"]] == ["off"]
+
+
+def test_in_a_step_that_waits_for_launches_what_spares_most_leads() -> None:
+    """An update of 10 fused kernels takes most of the kernels' time, and sparing any of them is nobody's to do."""
+    torch.manual_seed(0)
+    weight, x = nn.Parameter(torch.randn(64, 64)), torch.randn(4, 64)
+    large = nn.Parameter(torch.randn(512, 512))
+    optimizer = torch.optim.AdamW([weight, large], fused=True)
+    with tracefuse.capture_step(n=2) as c:
+        for _ in range(3):
+            optimizer.zero_grad()
+            y = x
+            for _ in range(64):
+                y = y * 0.99 + 0.01
+            (y @ weight).square().mean().add(large.mean()).backward()
+            optimizer.step()
+    shown = payload(c.optimize(fuse=False))
+    assert shown["clock"]["launch_us"]
+    first, *_, last = shown["sentence"]["actions"]
+    assert first["title"].startswith("a loop launches")
+    assert re.fullmatch(r"\d+ of \d+ launches", first["worth"])
+    assert "takes a notable share" in last["title"]
+    assert re.fullmatch(r"spares none of \d+ launches", last["worth"])
+    assert next(one["title"] for one in shown["findings"] if not one["is_mended"]) == first["title"]
 
 
 # --- what a pass would need -------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@
  * @property {number} structure equal for modules of equal types, lines and captured ops
  */
 
-/** @typedef {{ top: Branch[], home: Map<string, Branch>, modules: Branch[], folds: Map<string, string>, total: Sums }} Tree `folds`: paths with "*" for the numbers of identical layers, by path */
+/** @typedef {{ top: Branch[], home: Map<string, Branch>, modules: Branch[], total: Sums }} Tree */
 
 const NUMBERED = /^\d+$/;
 
@@ -84,7 +84,7 @@ export function buildTree(payload) {
   for (const [name, value] of Object.entries(payload.values)) if (value.op === "placeholder") owner(value, modules, outside).values.push(name);
   for (const one of payload.unused.ops) homeOf(one, modules, outside).unused.push(one);
   /** @type {Tree} */
-  const tree = { top: [], home: new Map(), modules: [], folds: new Map(payload.layers.map(({ path, folded }) => [path, folded])), total: nothing() };
+  const tree = { top: [], home: new Map(), modules: [], total: nothing() };
   const context = { payload, rank, structures: new Map(), tree };
   // Where the model has no name, others stand beside it: what has a name is no part of what has none.
   const beside = root.children.filter(({ path }) => !root.type || payload.roots.some((name) => `${name}.`.startsWith(`${path}.`)));
@@ -210,31 +210,11 @@ export function runs(siblings, fold) {
 /** @param {Branch} one */
 const isLayer = (one) => one.kind === "module" && NUMBERED.test(one.name);
 
-/**
- * The module, or the line of a module with others inside, whose own ops take most of the backward; those of identical layers
- * as one if `fold`. Null where none takes any time.
- * @param {Tree} tree @param {boolean} fold
- */
-export function slowestBackward(tree, fold) {
-  const folded = fold ? tree.folds : null;
-  /** @type {Map<string, { path: string, us: number, members: Branch[] }>} */
-  const found = new Map();
-  for (const one of [...tree.modules.filter(({ values }) => values.length > 0), ...linesOf(tree)]) {
-    const path = folded?.get(one.path) ?? one.path;
-    const line = one.kind === "line" ? one.name : "";
-    const label = [path || (line ? "" : one.type), line].filter(Boolean).join(" ");
-    const group = found.get(label) ?? { path: label, us: 0, members: /** @type {Branch[]} */ ([]) };
-    group.us += one.sums.backward[1];
-    group.members.push(one);
-    found.set(label, group);
-  }
-  const [first] = [...found.values()].sort((one, other) => other.us - one.us);
-  return first?.us > 0 ? first : null;
-}
-
-/** @param {Tree} tree @returns {Branch[]} */
-function linesOf(tree) {
-  return [...tree.top, ...tree.modules.flatMap(({ children }) => children)].filter(({ kind }) => kind === "line");
+/** What is told to be slow: modules, or a line of what is in none or outermost. @param {Tree} tree @param {Payload["slowest"]} slowest @returns {Branch[]} */
+export function slowestIn({ top, modules }, slowest) {
+  if (!slowest) return [];
+  const { paths, name } = slowest;
+  return paths.length > 0 ? modules.filter(({ path }) => paths.includes(path)) : top.flatMap((one) => [one, ...one.children]).filter((one) => one.kind === "line" && one.name === name);
 }
 
 /** Middle and largest time of layers. @param {Branch[]} layers */

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { program } from "../testing/program.js";
-import { buildTree, changes, ranks, runs, slowestBackward, spread } from "./modules.js";
+import { buildTree, changes, ranks, runs, slowestIn, spread } from "./modules.js";
 
 const tree = buildTree(program());
 const names = (branches) => branches.map((one) => one.name || one.type);
@@ -55,15 +55,13 @@ test("siblings with names of their own never fold", () => {
   assert.equal(runs(buildTree(other).modules.find((one) => one.path === "h").children, true).length, 3);
 });
 
-test("the slowest backward is that of own ops, alone or with its identical layers", () => {
-  assert.deepEqual([slowestBackward(tree, false).path, slowestBackward(tree, false).us], ["h.1.up", 8]);
-  assert.deepEqual([slowestBackward(tree, true).path, slowestBackward(tree, true).us], ["h.*.up", 16]);
-});
-
-test("a line of a module with others inside is named, where it is the slowest", () => {
-  const other = program();
-  other.values.dgelu_1.time_us = [100, 100];
-  assert.equal(slowestBackward(buildTree(other), false).path, "h.1 5: return gelu(y)");
+test("what is told to be slow is found: modules by their paths, a line by its text where no path tells of one", () => {
+  const of = (fields) => slowestIn(tree, { said: "", line: "", ...fields }).map(({ path, name }) => path || name);
+  assert.deepEqual(of({ name: "h.*.up", paths: ["h.0.up", "h.1.up", "h.2.up"] }), ["h.0.up", "h.1.up", "h.2.up"]);
+  assert.deepEqual(of({ name: "GPT", paths: [""] }), [""]);
+  assert.deepEqual(of({ name: "9: loss = mse(y, t)", paths: [] }), ["9: loss = mse(y, t)"]);
+  assert.deepEqual(of({ name: "7: x = x * 2", paths: [] }), ["7: x = x * 2"]);
+  assert.deepEqual(slowestIn(tree, null), []);
 });
 
 test("the spread of layers names the slowest", () => {
@@ -85,5 +83,4 @@ test("a trace without modules is a list of lines", () => {
 test("an empty trace has no rows", () => {
   const empty = { ...program(), values: {}, memory: { before: { ops: [] }, after: { ops: [] } } };
   assert.deepEqual(buildTree(empty).top, []);
-  assert.equal(slowestBackward(buildTree(empty), true), null);
 });

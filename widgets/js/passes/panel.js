@@ -15,7 +15,7 @@ const TITLES = /** @type {[string, string][]} */ ([
   ["Δ peak", "the most bytes alive at once, as the trace says"],
   ["Δ time", "of the whole step, by the clock of the headline"],
 ]);
-const ALONE = "with it minus without it, all others kept; in italics, until that is known: in its place among the passes";
+const ALONE = "left out: the step with it minus the step without it, all others kept; until that is known, in italics, in order: what it changed in its place among the passes";
 
 /** @param {Payload} payload its configuration as it was chosen last @param {Status} status @param {Partial<Config>} pending what of that has no numbers yet @param {Open} open @param {Act} act */
 export function passes(payload, status, pending, open, act) {
@@ -26,7 +26,7 @@ export function passes(payload, status, pending, open, act) {
   const element = h(
     "section",
     { class: "tf-passes", "aria-label": "Passes", "aria-busy": String(status.busy === "passes") },
-    h("div", { class: "tf-passes-top" }, h("h3", null, "Passes"), step("undo", "↶", "take the last choice back (Ctrl Z)", act.history.canUndo, act.undo), step("redo", "↷", "make it again (Ctrl Shift Z)", act.history.canRedo, act.redo)),
+    h("div", { class: "tf-passes-top" }, h("h3", null, "Passes"), h("abbr", { class: "tf-label tf-passes-how", title: ALONE, "data-testid": "tf-passes-how" }, how(payload.passes)), step("undo", "↶", "take the last choice back (Ctrl Z)", act.history.canUndo, act.undo), step("redo", "↷", "make it again (Ctrl Shift Z)", act.history.canRedo, act.redo)),
     h("div", { class: "tf-passes-head" }, TITLES.map(([word, meaning]) => h("abbr", { class: "tf-label", title: `${meaning}: ${ALONE}` }, word))),
     h("ul", { class: "tf-pass-list", "data-testid": "tf-passes" }, rows.map((one) => row(one, payload, open, act, error?.at === one.name ? error.message : null))),
     error && !isOfRow && alert(error.message),
@@ -48,6 +48,14 @@ function awaited(one, pending, waits) {
   const given = /** @type {Record<string, any>} */ ((one.name === "remat" ? pending.remat_options : pending[one.name]) || {});
   const options = one.options.map((option) => (option.kind === "switch" ? { ...option, value: given[option.name] ?? option.value } : option));
   return { ...one, enabled, options, state: enabled ? one.state : "off", needs: waits, changed: false, error: null, waits: true };
+}
+
+/** What the figures are of, in words. @param {PassRecord[]} passes */
+function how(passes) {
+  const told = passes.filter((one) => one.enabled && one.changed);
+  const inOrder = told.filter(isInPlace).length;
+  if (inOrder === told.length) return inOrder > 0 && "Δ in order";
+  return inOrder > 0 ? "Δ left out; italics: in order" : "Δ left out";
 }
 
 /** @param {"undo" | "redo"} id @param {string} glyph @param {string} title @param {boolean} can @param {() => void} act */

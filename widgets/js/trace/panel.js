@@ -1,7 +1,7 @@
 // The Trace tab, a table that is a tree: modules with their times, and ops with their backward twins beside them.
 
 import { h, unique } from "../parts/dom.js";
-import { buildTree, changes, slowestBackward, time } from "../parts/modules.js";
+import { buildTree, changes, slowestIn, time } from "../parts/modules.js";
 import { percent, unitOf } from "../parts/widgets.js";
 import { rowElement } from "./row.js";
 import { computedBy, holders, Rows } from "./rows.js";
@@ -91,24 +91,15 @@ export class TreePanel {
   drawSays() {
     const { tree, view } = this;
     if (!tree || !view) return;
-    const { clock, no_verdict: reason } = view.payload;
-    this.slowest = reason ? null : slowestBackward(tree, this.state.options.fold);
-    const { slowest } = this;
+    const { clock, no_verdict: reason, slowest } = view.payload;
+    this.slowest = slowestIn(tree, slowest);
     const [, kind] = clock.kinds;
     const said = kind === "modelled" ? kind : `${kind} ${kind === "measured" ? "on" : "for"} ${clock.device}`;
     const parts = [h("span", { class: "tf-note", title: clock.provenance.join("; before: "), "data-testid": "tf-tree-clock" }, said)];
     if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
-    if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of the step.`));
-    if (slowest) parts.unshift(this.slowestButton(slowest, tree));
+    if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of ${clock.launch_us ? "the kernels’ time" : "the step"}.`));
+    if (slowest) parts.unshift(h("button", { class: "tf-chip", onclick: () => this.slowest && this.goTo(this.slowest[0]), title: `Go to it. ${slowest.line}`, "data-testid": "tf-tree-slowest" }, "▲ ", slowest.said));
     this.says.replaceChildren(...parts);
-  }
-
-  /** @param {NonNullable<ReturnType<typeof slowestBackward>>} slowest @param {import("../parts/modules.js").Tree} tree */
-  slowestButton({ path, us, members }, tree) {
-    const share = percent(us, time(tree.total));
-    const times = members.length > 1 ? ` ×${members.length}` : "";
-    const attributes = { class: "tf-chip", onclick: () => this.goTo(members[0]), title: `Go to it: ${path}. Its own ops in the backward take ${share} of the step, more than those of any other module.`, "data-testid": "tf-tree-slowest" };
-    return h("button", attributes, `▲ slowest backward: ${path}${times}, ${share} of step`);
   }
 
   /** @param {View} view */
@@ -162,7 +153,7 @@ export class TreePanel {
     const shown = this.rows.slice(from, from + Math.ceil(height / ROW) + 2 * MARGIN);
     const { values, no_verdict, unused } = view.payload;
     const twins = new Set((values[view.selected]?.twins ?? []).map((name) => computedBy(name, values)));
-    const context = { values, tree, unit, provenance: unused.provenance, isPredicted: (/** @type {string} */ name) => this.names.has(name), predicted: this.predicted ?? new Set(), twins, matches: this.matches, hits: this.hits, hasRatios: !no_verdict, hasUpdate: this.hasUpdate ?? false, changes: this.changes ?? new Map(), slowest: new Set(this.slowest?.members), state: this.state, active: this.active, selected: view.selected };
+    const context = { values, tree, unit, provenance: unused.provenance, isPredicted: (/** @type {string} */ name) => this.names.has(name), predicted: this.predicted ?? new Set(), twins, matches: this.matches, hits: this.hits, hasRatios: !no_verdict, hasUpdate: this.hasUpdate ?? false, changes: this.changes ?? new Map(), slowest: new Set(this.slowest), state: this.state, active: this.active, selected: view.selected };
     this.window.style.transform = `translateY(${from * ROW}px)`;
     this.window.replaceChildren(...shown.map((row, at) => rowElement(row, `${this.id}-${from + at}`, from + at + 2, context)));
     if (this.rows.length === 0) this.window.replaceChildren(h("p", { class: "tf-note tf-tree-empty" }, "No ops in this trace."));

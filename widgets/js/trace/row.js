@@ -58,14 +58,15 @@ function groupRow({ group, level, open }, attributes, context) {
       { role: "gridcell", class: "tf-tree-name", style: indent(level), title: isLine ? shown.name : [shown.path, shown.type].filter(Boolean).join(": ") },
       h("span", { class: "tf-tree-twisty", "aria-hidden": "true" }, open ? "▾" : "▸"),
       ...(isLine ? lineName(shown.name) : [h("b", null, group.name)]),
+      slowMark(group, open, context),
       isLine && togetherWith(group, context),
       layers.length > 0 && timesBadge(group, context),
       hitsIn(group, context),
       !isLine && group.name !== shown.type && h("span", { class: "tf-note" }, shown.type),
     ),
-    timeCell(sums.forward, context, "", isPredicted),
-    timeCell(sums.backward, context, slowMark(group, open, context), isPredicted),
-    context.hasUpdate && timeCell(sums.update, context, "", isPredicted),
+    timeCell(sums.forward, context, isPredicted),
+    timeCell(sums.backward, context, isPredicted),
+    context.hasUpdate && timeCell(sums.update, context, isPredicted),
     h("span", { role: "gridcell", class: "tf-tree-ratio" }, !context.hasRatios || !sums.forward[1] || !sums.backward[1] ? "" : times(sums.backward[1] / sums.forward[1])),
     h("span", { role: "gridcell", class: "tf-tree-share" }, percent(time(sums), time(tree.total))),
     opsCell(sums.ops),
@@ -111,30 +112,28 @@ function noteText({ layers, members, shown }, { unit }) {
   return isEven ? `each layer ${text(median)}` : `each layer: median ${text(median)}, slowest ${slowest.path} ${text(time(slowest.sums))}`;
 }
 
-/** ▲ at the module with the slowest backward, △ at the closed one around it. @param {import("./rows.js").Group} group @param {boolean} open @param {Context} context */
+/** ▲ at what is slowest, △ at the closed one around it. @param {import("./rows.js").Group} group @param {boolean} open @param {Context} context */
 function slowMark({ members }, open, { slowest }) {
-  if (members.some((one) => slowest.has(one))) return "▲";
+  const mark = (/** @type {string} */ glyph, /** @type {string} */ label) => h("em", { role: "img", "aria-label": label, title: label }, glyph);
+  if (members.some((one) => slowest.has(one))) return mark("▲", "slowest");
   const isAround = (/** @type {Branch | null} */ one) => {
     while (one && !members.includes(one)) one = one.parent;
     return one !== null;
   };
-  return !open && [...slowest].some(isAround) ? "△" : "";
+  return !open && [...slowest].some(isAround) && mark("△", "the slowest is in here");
 }
 
-const MARKS = /** @type {Record<string, string>} */ ({ "▲": "slowest backward", "△": "the slowest backward is in here" });
-
-/** @param {import("../parts/modules.js").Pair} us @param {Context} context @param {string} mark @param {boolean} isPredicted */
-function timeCell([before, after], { tree, unit }, mark, isPredicted) {
+/** @param {import("../parts/modules.js").Pair} us @param {Context} context @param {boolean} isPredicted */
+function timeCell([before, after], { tree, unit }, isPredicted) {
   const { forward, backward, update } = tree.total;
   const scale = Math.max(...forward, ...backward, ...update);
   const width = (/** @type {number} */ part) => `width: ${Math.min(100, (100 * part) / scale)}%`;
   const change = before === after ? "" : `before ${inUnit(before, unit)} ${unit.name}`;
   return h(
     "span",
-    { role: "gridcell", class: "tf-tree-time", title: [MARKS[mark], change, isPredicted && "predicted"].filter(Boolean).join("; ") || null },
+    { role: "gridcell", class: "tf-tree-time", title: [change, isPredicted && "predicted"].filter(Boolean).join("; ") || null },
     after > 0 && h("i", { class: `tf-tree-fill${isPredicted ? " tf-hatched" : ""}`, style: width(after) }),
     before > 0 && h("i", { class: "tf-tree-ghost", style: width(before) }),
-    mark && h("em", { role: "img", "aria-label": MARKS[mark] }, mark),
     h("span", null, after > 0 ? inUnit(after, unit) : before > 0 ? "–" : ""),
   );
 }
@@ -165,7 +164,7 @@ function pairRow({ left, right, level }, attributes, context) {
     "div",
     { ...attributes, "aria-selected": String(isSelected), "data-testid": `tf-op-${left || right}` },
     h("span", { role: "gridcell", class: `tf-tree-name ${stateOf(left, context)}`, style: indent(level) }, left && valueName(left, context)),
-    ...times.map(([before, after], at) => timeCell([before ?? 0, after ?? 0], context, "", names[at] !== "" && context.isPredicted(names[at]))),
+    ...times.map(([before, after], at) => timeCell([before ?? 0, after ?? 0], context, names[at] !== "" && context.isPredicted(names[at]))),
     h("span", { role: "gridcell", "aria-colspan": 3, class: `tf-tree-right ${stateOf(right, context)}` }, right && valueName(right, context)),
     savedCell(left && !values[left].removed ? values[left].saved_bytes : 0, context),
   );

@@ -1,0 +1,137 @@
+"""Where a step's time goes, in one row of the tree of its modules: the answer to "what is slow".
+
+    h.*.attn ×12    28 % of the step, gpt.py:18 alone 9 %
+
+It is the row that a reader of the tree comes to who opens the largest one again and again. Rows are modules, those that are
+alike as one (`tracefuse.tables.folding`), and lines of what has modules inside, each with all that is in it: forward, backward
+and update. The way ends at a module of which no single part takes most, and before one that something beside it exceeds, since
+that would be slower still; the update is told apart, and exceeds none. What has nearly all of the step says nothing: there the
+largest part is told in any case.
+
+The quantity is the caller's: microseconds, or launches where a step waits for these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import Trace, line_of, origin, phase
+from tracefuse.tables.folding import folded_paths
+
+NEARLY_ALL = 0.9
+"""The share of the step from where on a module is not what is slow in it."""
+MOST = 0.5
+"""The share of a module from where on a part is told in its place."""
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """A row of the tree: `name` is a module's folded path, the class of the outermost one without a path, or a line's text;
+    `paths` are the modules that it stands for, none for a line. `amount` is what it takes `of` the whole. `line` is the line
+    of the program that takes most in it, with its place, and `line_amount` what that takes there."""
+
+    name: str
+    paths: tuple[str, ...]
+    amount: float
+    of: float
+    line: str
+    line_amount: float
+
+    @property
+    def label(self) -> str:
+        """`h.*.attn ×12`; of a line its place, `gpt.py:18`."""
+        if not self.paths:
+            return self.place
+        return f"{self.name} \N{MULTIPLICATION SIGN}{len(self.paths)}" if len(self.paths) > 1 else self.name
+
+    @property
+    def place(self) -> str:
+        """`gpt.py:18`, whatever folder that is in; "" where no line is known."""
+        return self.line.partition("  ")[0].rpartition("/")[2]
+
+
+@dataclass
+class _Row:
+    """A module by its folded path, or a line of the program by its text, with all that is inside."""
+
+    name: str
+    is_line: bool = False
+    amount: float = 0.0
+    of_update: float = 0.0
+    lines: Counter[str] = field(default_factory=Counter)
+    inside: dict[str, _Row] = field(default_factory=dict)
+
+    @property
+    def beside_update(self) -> float:
+        return self.amount - self.of_update
+
+    def part(self, name: str, is_line: bool = False) -> _Row:
+        return self.inside.setdefault(name, _Row(name, is_line))
+
+    def add(self, node: fx.Node, amount: float) -> None:
+        self.amount += amount
+        self.of_update += amount if phase(node) == "update" else 0.0
+        self.lines[line_of(node)] += amount
+
+
+def slowest(trace: Trace, captured: Trace, amounts: Mapping[str, float]) -> Slowest | None:
+    """The row that has most of `amounts`, which are by the names of the ops of `trace`; None where nothing has any. Modules
+    are alike that are so as `captured`."""
+    folds = folded_paths(captured)
+    step = _rows(trace, folds, amounts)
+    if step.amount <= 0:
+        return None
+    row = _opened(step)
+    paths = () if row.is_line else tuple(path for path, name in folds.items() if name == row.name)
+    ((line, amount),) = row.lines.most_common(1)
+    name = row.name or next(origin(node).module_type for node in trace.ops if origin(node).module_type)
+    return Slowest(name, paths, row.amount, step.amount, line, amount)
+
+
+def _opened(step: _Row) -> _Row:
+    """The row at which the way ends that opens the largest one again and again."""
+    row, beside = step, 0.0
+    while row.inside:
+        *others, part = sorted(row.inside.values(), key=lambda one: (one.amount, one.name))
+        beside = max([beside, *(one.beside_update for one in others)])
+        has_all = row.beside_update >= NEARLY_ALL * step.beside_update
+        is_most = part.amount > MOST * row.amount or has_all
+        if row is not step and (part.is_line or part.amount < beside or not is_most):
+            break
+        row = part
+    return row
+
+
+def _rows(trace: Trace, folds: Mapping[str, str], amounts: Mapping[str, float]) -> _Row:
+    """The step, and what is in it: what the outermost module has inside beside what is in none."""
+    step = _Row("")
+    ops = [node for node in trace.ops if does_work(node)]
+    # Lines are rows among modules alone: a model without any inside is one itself.
+    inner = {path for node in ops for path in _around(folds.get(origin(node).module, origin(node).module))[:-1]}
+    is_leaf = not any(origin(node).module for node in ops)
+    for node in ops:
+        amount, where = amounts.get(node.name, 0.0), origin(node)
+        around = _around(folds.get(where.module, where.module))
+        step.add(node, amount)
+        row = step
+        for path in around:
+            row = row.part(path)
+            row.add(node, amount)
+        if is_leaf and where.module_type:
+            row.part("").add(node, amount)
+        elif not around or around[-1] in inner:
+            source = where.source
+            text = f"{source.line}: {source.text.strip()}" if source else "no line of the program"
+            row.part(text, is_line=True).add(node, amount)
+    return step
+
+
+def _around(path: str) -> list[str]:
+    """`h`, `h.*` and `h.*.mlp` of the last of them."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[: at + 1]) for at in range(len(parts))]
