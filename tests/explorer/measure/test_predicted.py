@@ -152,11 +152,12 @@ def test_a_host_that_may_have_waited_for_room_in_the_queue_tells_nothing(monkeyp
 def test_of_a_host_that_waits_in_the_step_no_launch_is_known() -> None:
     """What blocks it, or a size that it must read, is in its time."""
     trace = tracefuse.capture(lambda x: (x.sin().cos().exp(),), torch.randn(3, 3)).trace
-    busy = OpTimes({"sin": 30.0, "cos": 900.0, "exp": 50.0}, f"measured on {DEVICE}", device=DEVICE)
+    sin, cos, exp = (node.name for node in trace.ops)
+    busy = OpTimes({sin: 30.0, cos: 900.0, exp: 50.0}, f"measured on {DEVICE}", device=DEVICE)
     ahead = Anchor(trace, busy, 1000.0, 60.0)
     assert ahead.launch_us == 20
-    assert ahead.us == {"sin": 50, "cos": 900, "exp": 50}
-    copied = replace(busy, transfers={"exp": Transfer(50.0, 40.0, 5.0, 5.0, "pageable", to_host=True)})
+    assert ahead.us == {sin: 50, cos: 900, exp: 50}
+    copied = replace(busy, transfers={exp: Transfer(50.0, 40.0, 5.0, 5.0, "pageable", to_host=True)})
     waiting = Anchor(trace, copied, 1000.0, 1000.0)
     assert waiting.launch_us == 0
     assert waiting.us == pytest.approx({name: us * 1000 / 980 for name, us in busy.us.items()})
