@@ -29,6 +29,7 @@ RESERVED_NAMES = frozenset(
         "TIMED",
         "TOLERANCE",
         "UIDS",
+        "WATCHED",
         "WITHOUT_GRADIENT",
         "_packing",
         "_told",

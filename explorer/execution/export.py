@@ -28,12 +28,13 @@ from tracefuse.execution.one_step import check_one_step
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.own_operators import IMPORT_TORCH, on_copies, register_lines
 from tracefuse.execution.spelling import CAST_ALL, casts_together, spelled, spelled_over
-from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.facts import devices, storages
 from tracefuse.optimizers.kernels.launch import LAUNCH
 from tracefuse.optimizers.kernels.tables import table_support
 from tracefuse.optimizers.kernels.text import kernel_source
 from tracefuse.optimizers.liveness import reused
 from tracefuse.optimizers.lowering.layouts import GUESS
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.render import INDENT, body_lines, head_lines, literal
 from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, tensor_type, tensors, val
 from tracefuse.recording.calls import Guard
@@ -266,6 +267,7 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             *drawn,
             "]",
             f"RESULTS = {results!r}",
+            f"WATCHED = {_watched(forward)!r}  # results in memory that backward reads by values written apart",
             f"LATE = {late!r}  # results that backward returns before the gradients, of which it computes them",
             f"MUTATED = {mutations!r}  # input -> position of its new value in what forward returns",
             f"CAPTURED_MUTATED = { {o.of: k for k, o in enumerate(captured.outputs) if o.kind == 'mutation'}!r}",
@@ -284,6 +286,30 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             f"ON_CPU = {_on_cpu(variant, len(names))!r}  # inputs that lie there although DEVICE is another",
         ]
     )
+
+
+def _watched(forward: Trace) -> list[int]:
+    """The positions of results in memory that the forward keeps under another count of writes: that of a matmul of three
+    dimensions, which ATen hands out as if it were no view of the matmul of two."""
+    kept = {
+        (memory, _counted_with(node))
+        for out, node in forward.output_pairs
+        if out.kind == "saved"
+        for memory in storages(node)
+    }
+    results = [node for out, node in forward.output_pairs if out.kind == "result"]
+    return [
+        at
+        for at, node in enumerate(results)
+        if any(memory in storages(node) and one is not _counted_with(node) for memory, one in kept)
+    ]
+
+
+def _counted_with(node: torch.fx.Node) -> torch.fx.Node:
+    """The value whose count of writes autograd has for the node: what it is a view of, back to one that ATen counts anew."""
+    while is_view(node) and node.target is not torch.ops.aten._unsafe_view.default:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _gradients(backward: Trace, names: Sequence[str]) -> list[int]:

@@ -123,7 +123,8 @@ class Step(torch.autograd.Function):
         own = {id(t) for t in results}
         ctx.save_for_backward(*(t for t in kept if id(t) in own), *read_again)
         ctx.kept = [None if id(t) in own else t.detach() if id(t._base) in own else t for t in kept]
-        ctx.versions = versions(ctx.kept)
+        ctx.watched = [results[i].detach() for i in WATCHED]
+        ctx.versions = versions([*ctx.kept, *ctx.watched])
         if WITHOUT_GRADIENT:
             ctx.mark_non_differentiable(*(results[i] for i in WITHOUT_GRADIENT))
         return tuple(results)
@@ -138,13 +139,13 @@ class Step(torch.autograd.Function):
         if ctx.kept is None:
             raise RuntimeError("backward has run and freed what it needs: call `run` again")
         saved = iter(ctx.saved_tensors)
-        if versions(ctx.kept) != ctx.versions:
+        if versions([*ctx.kept, *ctx.watched]) != ctx.versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
                 "result in memory that the backward reads; write after the backward, or to a copy"
             )
         boxed = [next(saved) if t is None else t for t in ctx.kept]
-        ctx.kept = None
+        ctx.kept = ctx.watched = None
         boxed += saved
         boxed += [expect(cotangents[i], RESULTS[i], *layout) for i, layout in zip(ROOTS, COTANGENTS, strict=True)]
         return by_input(backward(boxed))

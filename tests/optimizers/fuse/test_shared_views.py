@@ -135,3 +135,29 @@ def test_a_result_that_nobody_differentiates_is_freed_though_a_view_of_it_is_sav
     del results
     gc.collect()
     assert node() is None
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_result_that_was_written_before_the_backward_is_noticed(at: int) -> None:
+    """A matmul of three dimensions is a view of one of two, by ATen's account with a count of writes of its own."""
+    x, w = (torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((2, 3, 5), (5, 8)))
+    w2 = torch.randn(16, 4, dtype=torch.float64, requires_grad=True)
+
+    def both() -> tuple[Tensor, Tensor]:
+        h = x @ w
+        return h.view(-1, 16) @ w2, h
+
+    def step() -> tuple[Tensor, Tensor]:
+        results = both()
+        torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+        return results
+
+    for run in (both, tracefuse.capture(step).optimize().compile()):
+        results = run()
+        with torch.no_grad():
+            results[at].mul_(2.0)
+        if at == 0:  # the product of the last matmul, which nobody reads
+            results[0].sum().backward()
+        else:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                results[0].sum().backward()
