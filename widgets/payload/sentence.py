@@ -108,16 +108,15 @@ def _launches(clock: Clock, slow: Slowest | None, ops: tuple[int, int], can_be_g
     """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
     before, after = ops
     us, launching = time_text(clock.times[1].step_us), time_text(clock.launch_us or 0.0)
-    takes = f"The {after:,} kernels of a step would take {us} on {_place(clock)}"
+    takes = f"Launches are slow here: {after:,} kernels would take {us} on {_place(clock)}"
     if after == 1:
-        return [
-            f"The one kernel of a step would take {us} on {_place(clock)}, but launching it about {launching}, modelled."
-        ]
-    made = f": the passes made {after:,} of {before:,}" if before > after else ""
+        one = f"The launch is slow here: the one kernel would take {us} on {_place(clock)}"
+        return [f"{one}, launching it about {launching}, modelled."]
+    made = f": of {before:,} the passes leave {after:,}" if before > after else ""
     graph = "; cuda_graph=True launches all at once" if can_be_graphed else ""
     where = _where(slow, lambda amount: f"{amount:,.0f}").replace(" of it ", " of them ")
     return [
-        f"{takes}, but launching them about {launching}, modelled{where}.",
+        f"{takes}, launching them about {launching}, modelled{where}.",
         f"So fewer kernels help most{made}{graph}.",
     ]
 

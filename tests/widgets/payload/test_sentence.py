@@ -131,9 +131,11 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     (most, place) = re.findall(r", ([\d,]+) of them at (test_sentence\.py:\d+)\. ", shown["sentence"]["head"])[0]
     assert after / 2 < int(most.replace(",", "")) <= after
     assert shown["slowest"]["said"] == f"most kernels: {place}, {most} of {after:,} kernels"
-    bound = f"The {after:,} kernels of a step would take {time_text(shown['clock']['step_us'][1])} on an example GPU "
-    bound += f"(H100 SXM), but launching them about {time_text(host_us)}, modelled, {most} of them at {place}. "
-    bound += f"So fewer kernels help most: the passes made {after:,} of {before:,}."
+    bound = (
+        f"Launches are slow here: {after:,} kernels would take {time_text(shown['clock']['step_us'][1])} on an example "
+    )
+    bound += f"GPU (H100 SXM), launching them about {time_text(host_us)}, modelled, {most} of them at {place}. "
+    bound += f"So fewer kernels help most: of {before:,} the passes leave {after:,}."
     said, head = shown["sentence"]["said"], shown["sentence"]["head"]
     assert head == bound
     assert said.startswith(bound)
@@ -192,7 +194,7 @@ def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:
 
     shown = payload(tracefuse.capture(step).optimize())
     assert shown["blocked"]
-    assert "but launching them" in shown["sentence"]["head"]
+    assert "launching them about" in shown["sentence"]["head"]
     assert "cuda_graph" not in shown["sentence"]["said"]
 
 
@@ -414,7 +416,7 @@ def test_of_one_kernel_fewer_are_no_help() -> None:
     x = torch.randn(3)
     said = payload(tracefuse.capture(x.exp).optimize())["sentence"]
     text = str(said)
-    assert "The one kernel of a step would take" in text
+    assert "The launch is slow here: the one kernel would take" in text
     assert "launching it about" in text
     assert "fewer kernels" not in text
 
