@@ -548,7 +548,7 @@ def test_on_a_gpu_it_leaves_what_eager_leaves(name: str, cuda_graph: bool) -> No
 
 @pytest.mark.gpu
 def test_on_a_gpu_memory_that_a_graph_cannot_use_is_told() -> None:
-    """A small tensor in a block of 1 GiB, as state lies where activations were."""
+    """A tensor in a block of 1 GiB, as state lies where activations were. No smaller block has room for one so large."""
     ours = Training(**GPU["adamw, two groups"], device="cuda")
     data = data_of(CAPTURED + 2, ours.micro, "cuda")
     step = optimised(ours, data[:CAPTURED]).compile(cuda_graph=True)
@@ -556,7 +556,7 @@ def test_on_a_gpu_memory_that_a_graph_cannot_use_is_told() -> None:
     torch.cuda.empty_cache()
     block = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     del block
-    piece = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")
+    piece = torch.empty(96 << 20, dtype=torch.uint8, device="cuda")
     with pytest.warns(
         UserWarning, match="lie unused between weights and optimizer state.*expandable_segments:True"
     ) as told:
