@@ -3,7 +3,6 @@
     names are unique identifiers and defined before use     every value has its FakeTensor, all of one FakeTensorMode
     the signature matches placeholders and outputs           a forward op never reads a backward value
     nothing writes to its arguments                          forward ops come before backward ops
-    a part is taken in the phase of the op that yields it: what the forward hands over are tensors
     a view's FakeTensor lies in its operand's memory, that of any other op in memory of its own
 
 A failure shows the message, the op, the user's line and the ops around it.
@@ -49,8 +48,6 @@ def verify(trace: Trace) -> None:
             own = _own(node)
             if own.is_wrong:
                 problem = _own_problem(node)
-            if now == "backward" and is_getitem(node):
-                problem = problem or _part_problem(node)
             if late and now == "forward":
                 problem = problem or _late_problem(node, late, backward_began)
             if own.makes:
@@ -113,14 +110,6 @@ def _late_problem(node: fx.Node, late: set[fx.Node], backward_began: bool) -> st
         names = ", ".join(a.name for a in node.all_input_nodes if a in late)
         return f"is a forward op that reads the backward value {names}"
     return "a forward op stands after the backward has begun" if backward_began else None
-
-
-def _part_problem(node: fx.Node) -> str | None:
-    """What is wrong with a part that the backward takes."""
-    whole = node.args[0]
-    if phase(whole) == "backward" or whole.op == "placeholder":  # type: ignore[union-attr, arg-type]
-        return None
-    return f"is taken in the backward of {whole}, which the forward yields as several tensors and hands over one by one"
 
 
 class _Own(NamedTuple):

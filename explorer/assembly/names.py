@@ -29,7 +29,6 @@ RESERVED_NAMES = frozenset(
         "TIMED",
         "TOLERANCE",
         "UIDS",
-        "WATCHED",
         "WITHOUT_GRADIENT",
         "_packing",
         "_told",
