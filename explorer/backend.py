@@ -34,6 +34,7 @@ from torch._functorch.partitioners import default_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tracefuse.build.kernels import this_gpu
+from tracefuse.build.waiting import Waiting
 from tracefuse.compiled_graphs import CompiledGraph, at_another_size, note_refused
 from tracefuse.config.configuration import Config, option_names, unknown_option
 from tracefuse.dynamo.data_dependent import DATA_DEPENDENT, dynamo_may_break, why_data_dependent
@@ -49,7 +50,6 @@ from tracefuse.dynamo.masks import with_wheres
 from tracefuse.dynamo.other_sizes import OtherSizes, symbols_of
 from tracefuse.dynamo.patterns import NO_COLLECTIVES, OVERLAP, Patterns, patterns_of, unmatched
 from tracefuse.dynamo.sizes import BySize, Compile, counts, floats, varying_sizes
-from tracefuse.dynamo.waiting import Waiting
 from tracefuse.errors import NotSupported, OptionError, TracefuseError
 from tracefuse.optimizers.overlap.issued import issues_collectives, order_of_collectives
 from tracefuse.optimizers.passes import OUT_OF_MEMORY

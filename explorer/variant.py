@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracefuse.assembly.program import CapturedProgram
+from tracefuse.build.waiting import Waiting
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.diagnose.diagnose import findings as findings_of
 from tracefuse.diagnose.fixes import Trial, chosen, fixed_program
 from tracefuse.diagnose.fixes import try_fix as tried
 from tracefuse.distributed.operators import check_alone
-from tracefuse.dynamo.waiting import Waiting
 from tracefuse.execution.export import python_file
 from tracefuse.execution.graphed_program import GraphedProgram
 from tracefuse.execution.own_operators import operators_to_register, with_imports

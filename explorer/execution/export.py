@@ -267,7 +267,7 @@ def _tables(variant: Optimised, forward: Trace, backward: Trace, captured_backwa
             *drawn,
             "]",
             f"RESULTS = {results!r}",
-            f"WATCHED = {_watched(forward)!r}  # results in memory that backward reads by values written apart",
+            f"WATCHED = {_watched(forward)!r}  # results that share memory with what backward reads, not its count of writes",
             f"LATE = {late!r}  # results that backward returns before the gradients, of which it computes them",
             f"MUTATED = {mutations!r}  # input -> position of its new value in what forward returns",
             f"CAPTURED_MUTATED = { {o.of: k for k, o in enumerate(captured.outputs) if o.kind == 'mutation'}!r}",

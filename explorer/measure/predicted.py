@@ -47,8 +47,8 @@ CALLED = {LINEAR_CROSS_ENTROPY: 20}
 """Operators that call many, and how many launches the host spends on them: a Llama of 8 layers that waits for the host takes
 5 % longer with a loss in chunks than without (`tests/bench/trust/forecasts.py`)."""
 QUEUE, FILLED = 1000, 0.9
-"""About as many launches wait in a GPU's queue before the host waits for room (1024, CUDA says); which share of a step kernels
-take at least where they may have filled it."""
+"""About as many launches wait in a GPU's queue before the host waits for room; which share of a step kernels take at least
+where they may have filled it."""
 ALL = "all"
 """The class of all ops together, for one that nothing was measured of."""
 HOW = (
@@ -115,9 +115,8 @@ class Anchor:
     @property
     def op_times(self) -> OpTimes:
         """`us` with where they come from."""
-        how = ", with what each waits for the host" * bool(self.launch_us) + ", scaled to the measured step" * (
-            self._scale != 1
-        )
+        waits, is_scaled = bool(self.launch_us), self._scale != 1
+        how = ", with what each waits for the host" * waits + ", scaled to the measured step" * is_scaled
         return replace(self.times, us=self.us, laid_out_us=self.laid_out_us, provenance=f"{self.times.provenance}{how}")
 
     @cached_property

@@ -7,7 +7,7 @@ import json
 import math
 import random
 import threading
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 import torch
@@ -155,6 +155,20 @@ def test_what_slows_a_whole_round_falls_out_of_the_excess() -> None:
     }
     excess = measure(programs, clock=clock, max_rounds=8).program("b").excess_ms["step"]
     assert (excess.median, excess.low, excess.high) == pytest.approx((3, 3, 3))
+
+
+@pytest.mark.parametrize("queues", [True, False])
+def test_what_the_host_takes_is_that_of_the_first_replay_of_a_sample(queues: bool) -> None:
+    """Of a clock whose device works on while the host goes on; where the host waits there is no such time."""
+    clock, turns = FakeClock(), count()
+    clock.queues = queues  # type: ignore[misc]
+    # Cold run and second run, then samples of five replays: the first of each takes 1 ms, the others 2.
+    program = clock.program("a", lambda: 1.0 if (at := next(turns)) < 2 or (at - 2) % 5 == 0 else 2.0)
+    timing = measure({"a": program}, clock=clock, max_rounds=9)
+    assert timing.inner == 5
+    assert timing.baseline.host_ms == (pytest.approx(1.0) if queues else None)
+    assert timing.baseline.times_ms.keys() == {"forward", "step"}
+    assert timing.baseline.times_ms["step"].median == pytest.approx(9 / 5)
 
 
 def test_short_programs_are_replayed_back_to_back() -> None:

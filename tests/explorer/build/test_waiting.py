@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tracefuse
-from tracefuse.dynamo import waiting
+from tracefuse.build import waiting
 
 
 @pytest.fixture
