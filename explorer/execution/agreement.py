@@ -106,31 +106,34 @@ def agreement(program: CapturedProgram, left: Sequence[Left | None], read: Seque
 
 def _agreement(program: CapturedProgram, left: Sequence[Left | None]) -> Agreement:
     outputs, replayed = program.trace.outputs, _replay(program)
-    found: dict[Output, tuple[float, float]] = {}
+    pairs: dict[Output, tuple[torch.Tensor, torch.Tensor]] = {}
     sampled = 0
     for output, mine, one in zip(outputs, replayed, left, strict=True):
         both = None if one is None else one.beside(mine)
         if both is not None and both[1].device.type != "meta":  # which holds no numbers
-            found[output] = _difference(*both)
+            pairs[output] = both
             sampled += both[0] is not mine
-    differing = [output for output, (delta, _) in found.items() if delta != 0]
+    found = {output: _delta(mine, theirs) for output, (mine, theirs) in pairs.items()}
+    differing = [output for output, delta in found.items() if delta != 0]
     undefined = undefined_outputs(program).intersection(found) if differing else frozenset()
     found = {output: one for output, one in found.items() if output not in undefined}
     differing = [output for output in differing if output not in undefined]
     if not differing:
         return Agreement(len(left), len(found), undefined=len(undefined), sampled=sampled)
+    sizes = _sizes({output: pairs[output][1] for output in found})
+    relative = {output: found[output] / (sizes[output.kind] or 1.0) for output in differing}
     far = [
         output
         for output, mine in zip(outputs, replayed, strict=True)
-        if output in differing and not _relative(output, found) <= math.sqrt(_eps(mine.dtype))
+        if output in relative and not relative[output] <= math.sqrt(_eps(mine.dtype))
     ]
     if far:
         apart = _apart(program, replayed)
-        far = [output for output in far if not found[output][0] <= 2 * apart[output]]
-    worst = max(far or differing, key=lambda output: _relative(output, found))
+        far = [output for output in far if not found[output] <= 2 * apart[output]]
+    worst = max(far or differing, key=lambda output: relative[output])
     return Agreement(
-        len(left), len(found), len(differing), f"the {worst.kind} {worst.of}", found[worst][0],
-        _magnitude(worst, found), not far, len(undefined), sampled,
+        len(left), len(found), len(differing), f"the {worst.kind} {worst.of}", found[worst],
+        sizes[worst.kind], not far, len(undefined), sampled,
     )  # fmt: skip
 
 
@@ -144,7 +147,7 @@ def _apart(program: CapturedProgram, first: Sequence[torch.Tensor], more: int = 
     apart = dict.fromkeys(program.trace.outputs, 0.0)
     for _ in range(more):
         for output, mine, other in zip(program.trace.outputs, first, _replay(program), strict=True):
-            apart[output] = max(apart[output], _difference(mine, other)[0])
+            apart[output] = max(apart[output], _delta(mine, other))
     return apart
 
 
@@ -152,21 +155,21 @@ def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
-def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
-    """The largest absolute difference, and the largest finite number."""
+def _delta(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest absolute difference."""
     delta = max_abs_difference("a replay", mine.detach(), theirs.detach())
-    sizes = theirs.detach().to(torch.complex128 if theirs.is_complex() else torch.float64).abs()
-    finite = torch.where(sizes.isfinite(), sizes, 0.0)
-    return (math.inf if math.isnan(delta) else delta), finite.max().item() if finite.numel() else 0.0
+    return math.inf if math.isnan(delta) else delta
 
 
-def _magnitude(output: Output, found: Mapping[Output, tuple[float, float]]) -> float:
-    """The largest number in outputs of its kind: a gradient that would be zero but for rounding is all rounding."""
-    return max(largest for other, (_, largest) in found.items() if other.kind == output.kind)
-
-
-def _relative(output: Output, found: Mapping[Output, tuple[float, float]]) -> float:
-    return found[output][0] / (_magnitude(output, found) or 1.0)
+def _sizes(theirs: Mapping[Output, torch.Tensor]) -> dict[str, float]:
+    """The largest finite number of each kind of output: a gradient that would be zero but for rounding is all rounding."""
+    largest: dict[str, float] = {}
+    for output, tensor in theirs.items():
+        sizes = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64).abs()
+        finite = torch.where(sizes.isfinite(), sizes, 0.0)
+        size = finite.max().item() if finite.numel() else 0.0
+        largest[output.kind] = max(largest.get(output.kind, 0.0), size)
+    return largest
 
 
 # --- what no operator defines ---
@@ -214,13 +217,26 @@ def max_abs_difference(name: str, mine: torch.Tensor | None, expected: torch.Ten
     if mine is None or expected is None or mine.shape != expected.shape:
         shapes = [None if t is None else tuple(t.shape) for t in (mine, expected)]
         raise MeasureError(f"{name} has {shapes[0]} where the reference has {shapes[1]}: compare the same outputs")
+    expected = expected.to(mine.device)
+    if not mine.numel() or _are_equal(mine, expected):
+        return 0.0
     is_complex = mine.is_complex() or expected.is_complex()
-    a, b = _numbers(mine, is_complex), _numbers(expected.to(mine.device), is_complex)
+    a, b = _numbers(mine, is_complex), _numbers(expected, is_complex)
+    delta = _largest((a - b).abs(), is_complex)
+    if not math.isnan(delta):
+        return delta
     same = (a == b) | (a.isnan() & b.isnan())
-    delta = torch.where(same, 0.0, (a - b).abs())
-    if is_complex:
-        delta = torch.hypot(*delta.unbind(-1))
-    return delta.max().item() if delta.numel() else 0.0
+    return _largest(torch.where(same, 0.0, (a - b).abs()), is_complex)
+
+
+def _largest(delta: torch.Tensor, is_complex: bool) -> float:
+    return (torch.hypot(*delta.unbind(-1)) if is_complex else delta).max().item()
+
+
+def _are_equal(mine: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether both are seen at once to hold the same numbers, NaNs none among them: most outputs of a replay do, and numbers
+    in float64 take eight bytes each."""
+    return mine.dtype == expected.dtype and mine.element_size() > 1 and torch.equal(mine, expected)
 
 
 def _numbers(tensor: torch.Tensor, is_complex: bool) -> torch.Tensor:

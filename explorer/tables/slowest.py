@@ -27,6 +27,8 @@ NEARLY_ALL = 0.9
 """The share of the step from where on a module is not what is slow in it."""
 MOST = 0.5
 """The share of a module from where on a part is told in its place."""
+AT_A_LINE = 0.995
+"""The share of a module from where on all of it is said to be at one line."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Slowest:
     def place(self) -> str:
         """`gpt.py:18`, whatever folder that is in; "" where no line is known."""
         return self.line.partition("  ")[0].rpartition("/")[2]
+
+    @property
+    def is_one_line(self) -> bool:
+        """Whether nearly all of it is at that line."""
+        return self.line_amount >= AT_A_LINE * self.amount
 
 
 @dataclass

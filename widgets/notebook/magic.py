@@ -11,6 +11,7 @@ is said that it keeps its value.
 from __future__ import annotations
 
 import keyword
+import math
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -36,7 +37,7 @@ from tracefuse.recording.frames import hide_frames
 from tracefuse.step_capture import StepCapture
 from tracefuse.widgets.notebook import errors, rich
 from tracefuse.widgets.notebook.cell import MAGIC, NAME, WrapCell, mark_cell
-from tracefuse.widgets.view.explorer import Explorer
+from tracefuse.widgets.view.explorer import UNASKED_S, Explorer
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
@@ -190,7 +191,8 @@ class TracedCell:
         if is_seen_at_once:
             display(explorer)
         if given["measure"] and not explorer.payload["blocked"]:
-            explorer.measure()
+            is_asked = variant.runs_triton or self.arguments.budget_s is not None or given["peer"]
+            explorer.measure(math.inf if is_asked else UNASKED_S)
         if not is_seen_at_once:
             display(explorer)
         if self.arguments.html:

@@ -23,8 +23,6 @@ from tracefuse.widgets.payload.clock import DEFAULT, Clock
 MOST_ACTIONS = 3
 LEAST = 0.005
 """The least share of the step that is told as a change."""
-AT_A_LINE = 0.995
-"""The share of a module from where on all of it is said to be at one line."""
 
 
 def sentence_record(
@@ -74,7 +72,7 @@ def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], 
     if not count or not action["kind"]:
         return action
     of = f"of {captured:,} launches"
-    worth = f"{count:,} {of}" if KINDS[finding["id"]].spares_launches else f"spares none {of}"
+    worth = f"{count if KINDS[finding['id']].spares_launches else 0:,} {of}"
     return action | {"worth": worth, "kind": ""}
 
 
@@ -82,22 +80,22 @@ def _step(clock: Clock, slow: Slowest | None, is_on_gpu: bool) -> str:
     before, after = clock.times
     us, is_same = time_text(after.step_us), abs(before.step_us - after.step_us) <= LEAST * before.step_us
     was = "" if is_same else f"; {time_text(before.step_us)} before the passes"
-    where = _where(slow, lambda amount: share_text(amount, slow.of if slow else 0.0))
+    where = _where(slow)
     if after.kind != "modelled":
         return f"A step takes {us} on {clock.device}, {after.kind}{where}{was}."
     takes = "takes" if is_on_gpu else "would take"
     return f"A step {takes} at least {us} on {_place(clock)}, modelled{where}{was}."
 
 
-def _where(slow: Slowest | None, amount: Callable[[float], str]) -> str:
+def _where(slow: Slowest | None) -> str:
     """`, 28 % of it in h.*.attn ×12 (gpt.py:18 alone 9 %)`; "" where nothing is told to be slow."""
     if slow is None:
         return ""
+    share = share_text(slow.amount, slow.of)
     if not slow.paths:
-        return f", {amount(slow.amount)} of it at {slow.label}"
-    is_all = slow.line_amount >= AT_A_LINE * slow.amount
-    alone = "" if is_all else f" alone {amount(slow.line_amount)}"
-    return f", {amount(slow.amount)} of it in {slow.label}{f' ({slow.place}{alone})' * bool(slow.place)}"
+        return f", {share} of it at {slow.label}"
+    alone = "" if slow.is_one_line else f" alone {share_text(slow.line_amount, slow.of)}"
+    return f", {share} of it in {slow.label}{f' ({slow.place}{alone})' * bool(slow.place)}"
 
 
 def _place(clock: Clock) -> str:
@@ -108,17 +106,22 @@ def _launches(clock: Clock, slow: Slowest | None, ops: tuple[int, int], can_be_g
     """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
     before, after = ops
     us, launching = time_text(clock.times[1].step_us), time_text(clock.launch_us or 0.0)
-    takes = f"Launches are slow here: {after:,} kernels would take {us} on {_place(clock)}"
+    modelled = f"would take about {launching} to launch and {us} to run, modelled on {_place(clock)}"
     if after == 1:
-        one = f"The launch is slow here: the one kernel would take {us} on {_place(clock)}"
-        return [f"{one}, launching it about {launching}, modelled."]
-    made = f": of {before:,} the passes leave {after:,}" if before > after else ""
-    graph = "; cuda_graph=True launches all at once" if can_be_graphed else ""
-    where = _where(slow, lambda amount: f"{amount:,.0f}").replace(" of it ", " of them ")
-    return [
-        f"{takes}, launching them about {launching}, modelled{where}.",
-        f"So fewer kernels help most{made}{graph}.",
-    ]
+        return [f"The launch is slow here: the one kernel {modelled}."]
+    was = f" ({before:,} before the passes)" if before > after else ""
+    graph = ", and cuda_graph=True launches all at once" if can_be_graphed else ""
+    first, then = f"Launches are slow here: {after:,} kernels{was} {modelled}.", f"fewer kernels help most{graph}."
+    return [first, f"{_whose(slow)}; {then}" if slow else f"F{then[1:]}"]
+
+
+def _whose(slow: Slowest) -> str:
+    """`228 of them are in h.*.attn ×12, 72 at gpt.py:18`."""
+    count = f"{slow.amount:,.0f} of them are"
+    if not slow.paths:
+        return f"{count} at {slow.label}"
+    at = f" ({slow.place})" if slow.is_one_line else f", {slow.line_amount:,.0f} at {slow.place}"
+    return f"{count} in {slow.label}{at * bool(slow.place)}"
 
 
 def _halves(rows: Layers) -> list[str]:

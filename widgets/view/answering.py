@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import traceback
 from collections.abc import Callable
@@ -18,7 +19,8 @@ IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
 
 
 class Answering(anywidget.AnyWidget):
-    """The trait `status` says what the view waits for, how far that is, and which panel's wish ended with which error."""
+    """The trait `status` says what the view waits for, how far that is, and which panel's wish ended with which error. Its
+    text is what is being done, and of what nobody asked for, while nothing is done, why it was given up."""
 
     status = traitlets.Dict(IDLE).tag(sync=True)
 
@@ -54,11 +56,11 @@ class Answering(anywidget.AnyWidget):
         self._tell(**IDLE | {"busy": panel})  # before the next message is read
         task.start(lambda: self._answer(panel, lambda: work(task), at, is_main=True))
 
-    def _run(self, panel: str, work: Callable[[Task], None]) -> None:
+    def _run(self, panel: str, work: Callable[[Task], None], within_s: float = math.inf) -> None:
         """Do `work` here and now: whoever asks in Python can interrupt it, and comes before what the view asked for."""
         self._task.cancel()
         self.wait()
-        self._task = task = Task(is_timed=True)
+        self._task = task = Task(is_timed=True, within_s=within_s)
         self._answer(panel, lambda: work(task), is_main=True)
 
     def _answer(self, panel: str, act: Callable[[], None], at: str = "", is_main: bool = False) -> None:

@@ -7,6 +7,7 @@ once; whatever they raise goes back to the panel that asked, in `status.error`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from tracefuse.config.configuration import PASS_OF
-from tracefuse.errors import OptionError
+from tracefuse.errors import Cancelled, OptionError
 from tracefuse.measure.timing import MIN_ROUNDS
 from tracefuse.measure.tried import Tried
 from tracefuse.variant import Variant
@@ -31,6 +32,8 @@ from tracefuse.widgets.view.takeaway import TAKEAWAYS
 from tracefuse.widgets.view.tasks import Task
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
+UNASKED_S = 30.0
+"""The most seconds for which a cell waits for times of a CPU that nobody asked for: they are no verdict."""
 LONGEST_S = 60.0
 """The most seconds that measuring again takes, of what was measured in too few rounds to say."""
 MARGIN = 1.5
@@ -174,9 +177,17 @@ class Explorer(Keeping):
 
     # --- what takes seconds -------------------------------------------------------------------------------------------
 
-    def measure(self) -> None:
-        """Time the shown variant against the baseline, with progress in the view; an error is shown there too."""
-        self._run("timing", self._measure)
+    def measure(self, within_s: float = math.inf) -> None:
+        """Time the shown variant against the baseline, with progress in the view; an error is shown there too.
+
+        It stops behind the replay that passes `within_s` seconds. What was measured until then is shown if it is enough, and
+        where it is not, the view says so in place of an error.
+        """
+        self._run("timing", self._measure, within_s)
+        if self._task.is_late and self.payload["timing"] is None:
+            self._tell(
+                text=f"Not measured: a cell waits {within_s:.0f} s unasked, and this takes longer. Press Measure."
+            )
 
     def ablate(self) -> None:
         """Time each pass that is on by leaving it out, with progress in the view; an error is shown there too."""
@@ -204,23 +215,27 @@ class Explorer(Keeping):
         variant, baseline = self.variant.check(), self.baseline
         forecast = self.measured.clocks.forecast(variant, baseline)
         against = {} if baseline is None else {"against": baseline}
-        with task.turn(variant.program.example_inputs, self._progress):
-            variant.measure(
-                progress=self._progress,
-                budget_s=self._budget_of(variant, baseline),
-                cuda_graph=self.cuda_graph,
-                tune=self.tune,
-                is_cancelled=task.is_cancelled,
-                peers=self.peers,
-                **against,
-            )
-            self.measured.note(variant, baseline)
-            self.measured.clocks.note(variant, baseline, forecast)
-            if not task.is_cancelled():
-                self._progress(1.0, "profiling op by op")
-                found = timeline_record(self.measured.profile(variant, baseline, self._progress))
-                with self._lock:
-                    self.timeline = found
+        try:
+            with task.turn(variant.program.example_inputs, self._progress):
+                variant.measure(
+                    progress=self._progress,
+                    budget_s=self._budget_of(variant, baseline),
+                    cuda_graph=self.cuda_graph,
+                    tune=self.tune,
+                    is_cancelled=task.is_cancelled,
+                    peers=self.peers,
+                    **against,
+                )
+                self.measured.note(variant, baseline)
+                self.measured.clocks.note(variant, baseline, forecast)
+                if not task.is_cancelled():
+                    self._progress(1.0, "profiling op by op")
+                    found = timeline_record(self.measured.profile(variant, baseline, self._progress))
+                    with self._lock:
+                        self.timeline = found
+        except Cancelled:
+            if not task.is_late:
+                raise
         self.show()
 
     def _budget_of(self, variant: Variant, baseline: Variant | None) -> float:

@@ -7,6 +7,7 @@ and replays set the random generators that the user's program draws from.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,10 +55,12 @@ cells = Cells()
 
 
 class Task:
-    """One piece of work, which `cancel` asks to stop. It `is_timed` if nothing may run beside it."""
+    """One piece of work, which `cancel` asks to stop, and the clock after `within_s` seconds. It `is_timed` if nothing may
+    run beside it."""
 
-    def __init__(self, is_timed: bool) -> None:
+    def __init__(self, is_timed: bool, within_s: float = math.inf) -> None:
         self.is_timed = is_timed
+        self._until_s = time.monotonic() + within_s
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
         self._gate = threading.Condition()
@@ -74,7 +77,12 @@ class Task:
                 self._is_timing = False
                 self._gate.wait_for(lambda: self._guests == 0)
                 self._is_timing = True
-        return self._cancelled.is_set()
+        return self._cancelled.is_set() or self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it takes longer than it may."""
+        return time.monotonic() > self._until_s
 
     @contextmanager
     def between_rounds(self, wait: Callable[[float], object]) -> Iterator[None]:

@@ -280,6 +280,14 @@ def test_the_budget_is_that_of_the_first_line(kernel: Kernel) -> None:
     assert kernel.value(rounds) == "['budget of 0.01 s']"
 
 
+def test_on_a_cpu_a_cell_waits_so_long_for_times_that_nobody_asked_for(kernel: Kernel) -> None:
+    kernel.run("from tracefuse.widgets.notebook import magic\nmagic.UNASKED_S = 0.0")
+    kernel.run("%%tracefuse -o c\ny = x.sin().sum()\ny.backward()")
+    assert kernel.run("print(c.measurements.timings)").text.strip() == "{}"
+    kernel.run("%%tracefuse --budget-s 0.1 -o c\ny = x.sin().sum()\ny.backward()")
+    assert kernel.run("print(len(c.measurements.timings))").text.strip() == "1"
+
+
 def test_a_cell_that_goes_on_after_its_step_is_not_measured_and_says_why(kernel: Kernel) -> None:
     kernel.run("layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)\nopt = torch.optim.SGD(layer.parameters(), lr=0.1)")
     reply = kernel.run("%%tracefuse\nlayer(x).sum().backward()\nopt.step()\nafter = layer(x)")

@@ -128,14 +128,13 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     host_us = HOST_US * after
     assert host_us > 1000 > 100 > shown["clock"]["step_us"][1]
     assert shown["clock"]["launch_us"] == pytest.approx(host_us)
-    (most, place) = re.findall(r", ([\d,]+) of them at (test_sentence\.py:\d+)\. ", shown["sentence"]["head"])[0]
+    most, place = re.findall(r" ([\d,]+) of them are at (test_sentence\.py:\d+); ", shown["sentence"]["head"])[0]
     assert after / 2 < int(most.replace(",", "")) <= after
     assert shown["slowest"]["said"] == f"most kernels: {place}, {most} of {after:,} kernels"
-    bound = (
-        f"Launches are slow here: {after:,} kernels would take {time_text(shown['clock']['step_us'][1])} on an example "
-    )
-    bound += f"GPU (H100 SXM), launching them about {time_text(host_us)}, modelled, {most} of them at {place}. "
-    bound += f"So fewer kernels help most: of {before:,} the passes leave {after:,}."
+    us = time_text(shown["clock"]["step_us"][1])
+    bound = f"Launches are slow here: {after:,} kernels ({before:,} before the passes) would take about "
+    bound += f"{time_text(host_us)} to launch and {us} to run, modelled on an example GPU (H100 SXM). "
+    bound += f"{most} of them are at {place}; fewer kernels help most."
     said, head = shown["sentence"]["said"], shown["sentence"]["head"]
     assert head == bound
     assert said.startswith(bound)
@@ -154,23 +153,27 @@ def slow(line_amount: float, **more: Any) -> Slowest:
         (
             slow(12.0),
             ", 25 % of it in h.*.attn ×2 (gpt.py:18 alone 10 %)",
-            ", 30 of them in h.*.attn ×2 (gpt.py:18 alone 12)",
+            "30 of them are in h.*.attn ×2, 12 at gpt.py:18; f",
         ),
-        (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", ", 30 of them in h.*.attn ×2 (gpt.py:18)"),
-        (slow(12.0, line=""), ", 25 % of it in h.*.attn ×2", ", 30 of them in h.*.attn ×2"),
-        (slow(30.0, paths=(), name="18: scores = q @ k"), ", 25 % of it at gpt.py:18", ", 30 of them at gpt.py:18"),
-        (None, "", ""),
+        (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", "30 of them are in h.*.attn ×2 (gpt.py:18); f"),
+        (slow(12.0, line=""), ", 25 % of it in h.*.attn ×2", "30 of them are in h.*.attn ×2; f"),
+        (slow(30.0, paths=(), name="18: x"), ", 25 % of it at gpt.py:18", "30 of them are at gpt.py:18; f"),
+        (None, "", "F"),
     ],
 )
 def test_the_first_sentence_says_what_is_slow_and_at_which_line(
     found: Slowest | None, of_time: str, of_launches: str
 ) -> None:
     rows = layers(variant().baseline.whole, variant().whole, clock("measured on").times)
-    for kind, launch_us, told in (("measured on", None, of_time), ("modelled for", 5e5, of_launches)):
-        bound = replace(clock(kind), launch_us=launch_us)
-        said = sentence_record(bound, rows, found, [], (9, 120), True, {})["said"]
-        first = said.partition(". ")[0]
-        assert re.search(rf", (measured|modelled){re.escape(told)}(; .* before the passes)?$", first)
+    said = sentence_record(clock("measured on"), rows, found, [], (9, 120), True, {})["head"]
+    assert re.search(rf", measured{re.escape(of_time)}(; .* before the passes)?$", said.partition(". ")[0])
+    bound = replace(clock("modelled for"), launch_us=5e5)
+    said = sentence_record(bound, rows, found, [], (120, 9), True, {})["head"]
+    first, then = said.split(". ")
+    assert re.fullmatch(
+        r"Launches are slow here: 9 kernels \(120 before the passes\) would take about 500 ms to launch and .*", first
+    )
+    assert then == f"{of_launches}ewer kernels help most, and cuda_graph=True launches all at once."
 
 
 def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
@@ -194,7 +197,7 @@ def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:
 
     shown = payload(tracefuse.capture(step).optimize())
     assert shown["blocked"]
-    assert "launching them about" in shown["sentence"]["head"]
+    assert " to launch and " in shown["sentence"]["head"]
     assert "cuda_graph" not in shown["sentence"]["said"]
 
 
@@ -343,7 +346,7 @@ def test_in_a_step_that_waits_for_launches_what_spares_most_leads() -> None:
     assert first["title"].startswith("a loop launches")
     assert re.fullmatch(r"\d+ of \d+ launches", first["worth"])
     assert "takes a notable share" in last["title"]
-    assert re.fullmatch(r"spares none of \d+ launches", last["worth"])
+    assert re.fullmatch(r"0 of \d+ launches", last["worth"])
     assert next(one["title"] for one in shown["findings"] if not one["is_mended"]) == first["title"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -99,6 +100,19 @@ def test_a_switch_that_fails_meanwhile_says_so_in_the_end_too(explorer: Explorer
     explorer.wait()
     assert explorer.status["busy"] == ""
     assert explorer.status["error"]["at"] == "remat"
+
+
+def test_what_nobody_asked_for_is_given_up_in_time_and_that_is_no_error(explorer: Explorer, held: Held) -> None:
+    explorer.measure(within_s=0.05)
+    assert held.runs == 1
+    assert explorer.payload["timing"] is None
+    assert explorer.status == IDLE | {"text": explorer.status["text"]}
+    assert re.fullmatch(r"Not measured: .* takes longer\. Press Measure\.", explorer.status["text"])
+    held.release.set()
+    ask(explorer, "measure")
+    explorer.wait()
+    assert explorer.status == IDLE
+    assert explorer.payload["timing"] is not None
 
 
 def test_a_cancel_stops_it(explorer: Explorer, held: Held) -> None:

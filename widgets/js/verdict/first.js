@@ -11,7 +11,7 @@ export function first({ sentence, findings, looked_for: lookedFor, config }, act
   const [lever, ...left] = actions.filter(({ by }) => by.length === 0);
   // In the order of their numbers; what passes mend already has none, and comes last.
   const others = [...left, ...actions.filter(({ by }) => by.length > 0)];
-  const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, `tf-first-${at + 1}`, at + 2, act)));
+  const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, placeOf(findings, one), `tf-first-${at + 1}`, at + 2, act)));
   if (lever) return [leverOf(lever, /** @type {Finding} */ (findings.find(({ key }) => key === lever.key)), config, act), then];
   const nothing = lookedFor.length === 0 ? "This trace was not diagnosed." : `Nothing ${others.length > 0 ? "else is left to mend" : "to mend was found"}; ${lookedFor.length} patterns were looked for.`;
   return [h("p", { class: "tf-lever tf-note" }, nothing), then];
@@ -41,11 +41,16 @@ function apply(finding, config, act) {
   return h("button", { class: "tf-button tf-primary tf-apply", title: `switch ${names} on, and see what changes`, onclick: () => act.configure(changes), "data-testid": "tf-apply" }, "Apply");
 }
 
-/** @param {Action} action @param {string} id @param {number} number @param {Act} act */
-function card(action, id, number, act) {
+/** The line of the program that it is at, as `In[1]:17`. @param {Finding[]} findings @param {Action} action */
+function placeOf(findings, { key }) {
+  return findings.find((one) => one.key === key)?.source.split("  ")[0] ?? "";
+}
+
+/** @param {Action} action @param {string} place @param {string} id @param {number} number @param {Act} act */
+function card(action, place, id, number, act) {
   const { title, worth, key, kind, by } = action;
   const told = `${by.length > 0 ? `${by.join(" and ")} mends this already: ` : ""}${title}: ${worth}${kind && `, ${kind}`}`;
-  return h("button", { class: `tf-action-card${by.length > 0 ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, by.length > 0 ? `✓ ${by.join(" ")}` : number), h("span", null, title, worthOf(action)));
+  return h("button", { class: `tf-action-card${by.length > 0 ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, by.length > 0 ? `✓ ${by.join(" ")}` : number), h("span", null, title, place && h("small", null, h("code", null, place)), worthOf(action)));
 }
 
 /** @param {Action} action */

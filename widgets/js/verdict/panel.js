@@ -47,7 +47,7 @@ export class VerdictBar {
     this.tiles.replaceChildren(...tiles(payload, live));
     this.drawClock(payload, live);
     this.whenIdle.hidden = !payload.runs_triton || !live;
-    this.lines.replaceChildren(...(live ? [] : [saved()]), ...lines(payload));
+    this.lines.replaceChildren(...(live ? [] : [saved()]), ...lines(payload, status));
     this.lines.title = this.lines.textContent ?? "";
     this.drawActions(payload, status, live);
     this.menu.draw(view);
@@ -114,14 +114,15 @@ function enable(button, reason, isBusy, help) {
   button.title = reason ?? help;
 }
 
-/** What stands in the way of measuring, what the figures are against, which step of a loop it is, how far predictions were off, all on one line. @param {Payload} payload */
-function lines(payload) {
+/** What stands in the way of measuring, what the figures are against, which step of a loop it is, how far predictions were off, why nothing was measured, all on one line. @param {Payload} payload @param {Status} status */
+function lines(payload, status) {
   const { steps, baseline, blocked, clock } = payload;
   const own = ownTime(payload);
   const here = clock.chosen !== "here" && payload.passes.some(({ delta_ms: one }) => one && !one.stale) && clock.choices.find(([id]) => id === "here");
   const record = clock.error === null ? "" : `Predictions here are within ${Math.max(1, Math.round(100 * clock.error))} % (${clock.forecasts} measured later).`;
   return [
     ...(here ? [h("span", { class: "tf-note", "data-testid": "tf-each" }, `Each pass was measured: choose “${here[1]}” in times.`)] : []),
+    ...(status.busy === "" && status.text ? [h("span", { class: "tf-note", role: "status", "data-testid": "tf-given-up" }, status.text)] : []),
     ...(blocked ? [h("span", { class: "tf-blocked", role: "status", "data-testid": "tf-blocked" }, blocked)] : []),
     ...(baseline.is_pinned ? [h("span", { class: "tf-baseline", "data-testid": "tf-baseline" }, "⚑ Every “before” is the pinned ", h("code", null, baseline.call))] : []),
     ...(steps ? [h("span", { class: "tf-note tf-steps", title: steps.each, "data-testid": "tf-steps" }, steps.said)] : []),

@@ -70,7 +70,8 @@ function timeTile(payload, live) {
   const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
   const below = isTimed ? ratio(row, payload) : clock.launch_us ? note(`launches ≈ ${formatTime(clock.launch_us)}`, payload.sentence.head) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
-  return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
+  const label = clock.launch_us ? term("Kernels’ time", "what the step's kernels take to run; launching them takes longer") : "Step";
+  return tile("time", [label, " ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
 
 /** @param {Payload} payload */
