@@ -89,7 +89,7 @@ def measure(
         cold = {}
         for name, program in programs.items():
             check_not(is_cancelled)
-            report(0.0, f"first run of {name}")
+            report(0.0, f"first run: {name}")
             cold[name] = _sample(program, clock, 1)["step"]
         check_not(is_cancelled)
         report(0.0, "comparing results")

@@ -79,7 +79,8 @@ def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], 
 def _step(clock: Clock, slow: Slowest | None, is_on_gpu: bool) -> str:
     before, after = clock.times
     us, is_same = time_text(after.step_us), abs(before.step_us - after.step_us) <= LEAST * before.step_us
-    was = "" if is_same else f"; {time_text(before.step_us)} before the passes"
+    why = ", whose kernels need a GPU" if after.step_us > before.step_us and not is_on_gpu else ""
+    was = "" if is_same else f"; {time_text(before.step_us)} before the passes{why}"
     where = _where(slow)
     if after.kind != "modelled":
         return f"A step takes {us} on {clock.device}, {after.kind}{where}{was}."

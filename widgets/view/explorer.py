@@ -17,7 +17,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from tracefuse.config.configuration import PASS_OF
-from tracefuse.errors import Cancelled, OptionError
+from tracefuse.errors import Cancelled, OptionError, PassError
 from tracefuse.measure.timing import MIN_ROUNDS
 from tracefuse.measure.tried import Tried
 from tracefuse.variant import Variant
@@ -134,8 +134,14 @@ class Explorer(Keeping):
                 self.step = change_record(name, shown.passes, () if shown.update is None else shown.update.passes)
 
     def configure(self, changes: dict[str, Any]) -> None:
-        """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist."""
-        self.show(self.variant.with_config(**changes))
+        """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist, and `PassError`
+        for those with which the pass that takes them fails: what was shown stays."""
+        variant = self.variant.with_config(**changes)
+        before, after = config_record(self.variant.config), config_record(variant.config)
+        changed = {PASS_OF.get(option, option) for option in after if after[option] != before.get(option)}
+        if why := next((one.error for one in variant.passes if one.error and one.name in changed), None):
+            raise PassError(why)
+        self.show(variant)
 
     def pin(self, variant: Variant | None = None) -> None:
         """Compare with `variant` (default: the shown one) from now on, in place of the captured program."""
@@ -165,6 +171,7 @@ class Explorer(Keeping):
     def _follow(self, change: Any) -> None:
         if change["new"] != config_record(self.variant.config):
             self._answer("passes", lambda: self.configure(change["new"]))
+            self.config = config_record(self.variant.config)  # also where it was refused
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
         """What the front end sets, another widget's link included; it is told of values that were refused."""

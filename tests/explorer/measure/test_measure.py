@@ -247,7 +247,7 @@ def test_progress_is_told_and_ends_at_one() -> None:
     measure({"a": clock.program("a", 10)}, clock=clock, progress=lambda fraction, text: told.append((fraction, text)))
     fractions = [fraction for fraction, _ in told]
     assert fractions == sorted(fractions)
-    assert told[0] == (0.0, "first run of a")
+    assert told[0] == (0.0, "first run: a")
     assert told[-1] == (1.0, "measured")
 
 

@@ -42,7 +42,7 @@ def test_each_pass_that_is_on_has_a_share_and_one_that_did_nothing_none_to_time(
     ]  # fmt: skip
     assert "freeze" in found.same
     assert found.delta_ms["freeze"].samples == 0
-    assert "first run of freeze" not in texts
+    assert "first run: freeze" not in texts
     assert found.device.startswith("measured on CPU")
     fuse = found.delta_ms["fuse"]
     assert fuse.low <= fuse.median <= fuse.high

@@ -101,6 +101,18 @@ def test_it_says_what_a_step_takes_and_where() -> None:
     assert int(told[1]) == pytest.approx(100 * us / step_us(shown), abs=1)
 
 
+def test_on_a_cpu_that_passes_made_slower_it_says_why() -> None:
+    fast, slow = (OpTimes({"y": us}, "measured on a CPU", device="a CPU") for us in (5.3e6, 10.3e6))
+    for times, is_on_gpu, said in (
+        ((fast, slow), False, "; 5.3 s before the passes, whose kernels need a GPU."),
+        ((fast, slow), True, "; 5.3 s before the passes."),
+        ((slow, fast), False, "; 10.3 s before the passes."),
+    ):
+        one = replace(clock("measured on"), times=times)
+        head = sentence_record(one, [], None, [], (3, 3), is_on_gpu, {})["head"]
+        assert head.endswith(said)
+
+
 def test_without_a_gpu_all_times_are_modelled_for_an_example() -> None:
     said = payload(tiny_ops(2, 4096))["sentence"]["said"]
     assert re.match(

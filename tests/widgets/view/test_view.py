@@ -178,10 +178,26 @@ def test_an_interrupt_leaves_and_the_view_is_not_busy(explorer: Explorer, monkey
 
 
 def test_a_pass_that_failed_is_not_measured(explorer: Explorer) -> None:
-    send(explorer, {"type": "configure", "changes": {"freeze": ["nope"]}})
+    explorer.show(explorer.variant.with_config(freeze=["nope"]))
     explorer.measure()
     assert explorer.status["error"]["message"] == explorer.payload["blocked"]
     assert explorer.payload["timing"] is None
+
+
+def test_options_with_which_a_pass_fails_are_refused_and_nothing_else_changes(explorer: Explorer) -> None:
+    before, tried = explorer.config, len(explorer.board["rows"])
+    for ask in (
+        lambda: send(explorer, {"type": "configure", "changes": {"freeze": ["nope"]}}),
+        lambda: setattr(explorer, "config", {**before, "freeze": ["nope"]}),
+    ):
+        ask()
+        assert explorer.status["error"]["panel"] == "passes"
+        assert "nope" in explorer.status["error"]["message"]
+        assert explorer.config == before
+        assert explorer.payload["config"]["freeze"] == before["freeze"]
+        assert len(explorer.board["rows"]) == tried
+    send(explorer, {"type": "configure", "changes": {"cat": not before["cat"]}})
+    assert explorer.status["error"] is None
 
 
 def test_a_message_that_does_not_exist_is_an_error(explorer: Explorer) -> None:
@@ -434,7 +450,7 @@ def test_every_file_that_the_menu_offers_is_made(root: Path) -> None:
 def test_what_cannot_be_taken_is_said_in_its_panel(explorer: Explorer) -> None:
     send(explorer, {"type": "take", "what": "nothing"})
     assert explorer.status["error"]["panel"] == "take"
-    send(explorer, {"type": "configure", "changes": {"freeze": ["nope"]}})
+    explorer.show(explorer.variant.with_config(freeze=["nope"]))
     send(explorer, {"type": "take", "what": "python"})
     assert "freeze" in explorer.status["error"]["message"]
 
