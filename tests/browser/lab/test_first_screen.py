@@ -146,6 +146,15 @@ def test_its_button_pulls_it_where_a_switch_does(view: Locator) -> None:
     expect(view.get_by_test_id("tf-first").locator(".tf-pulled")).to_contain_text("✓ fuse")
 
 
+def test_what_a_pass_did_makes_way_for_a_tab_where_it_lies_over_the_panel(opened: Page, view: Locator) -> None:
+    sized(opened, view, 1024, 768)
+    view.get_by_test_id("tf-toggle-pad").click()
+    lifted = view.locator(".tf-aside.tf-lifted")
+    expect(lifted).to_contain_text("pad")
+    view.get_by_test_id("tf-tab-findings").click()
+    expect(lifted).to_have_count(0)
+
+
 def test_its_name_opens_all_that_is_known_of_it(view: Locator) -> None:
     view.get_by_test_id("tf-first-0").click()
     card = view.get_by_test_id("tf-finding-attention-by-hand")

@@ -258,6 +258,8 @@ export class Explorer {
 
   /** @param {string} id */
   openTab(id) {
+    // What a pass did would hide what is asked for now.
+    if (id !== this.tab && this.showsPass && this.lift.isLifted) this.showPass("");
     this.tab = id;
     this.model.set("tab", id);
     this.model.save_changes();

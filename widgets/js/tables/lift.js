@@ -30,6 +30,11 @@ export class Lift {
     this.place();
   }
 
+  /** Whether they hide a part of the panel. */
+  get isLifted() {
+    return this.aside.classList.contains("tf-lifted");
+  }
+
   place() {
     const { aside, columns, isOpen } = this;
     aside.style.transform = aside.style.height = "";
