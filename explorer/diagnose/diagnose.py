@@ -39,9 +39,9 @@ from tracefuse.findings.finding import IN_LIBRARY, Case, Detector, Finding, Fix,
 from tracefuse.findings.ignored import ignored_text, parted
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
-from tracefuse.findings.order import below_text, in_order
+from tracefuse.findings.order import below_text, in_order, with_launches
 from tracefuse.lint import LINTS
-from tracefuse.measure.launches import HOST_US, MEASURED
+from tracefuse.measure.launches import MEASURED, launches, launching_us
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.datasheets import DataSheet
@@ -71,7 +71,7 @@ class Findings(tuple[Finding, ...]):
     ignored: tuple[Finding, ...]
     below: Small
     launching: str
-    launches: int
+    launches: float
 
     def __new__(
         cls,
@@ -80,7 +80,7 @@ class Findings(tuple[Finding, ...]):
         looked_for: Iterable[str] | None = None,
         ignored: Iterable[Finding] = (),
         launching: str = "",
-        launches: int = 0,
+        launches: float = 0,
     ) -> Self:
         shown, hidden = parted(found)
         made = super().__new__(cls, in_order((one for one in shown if not one.is_below), launches))
@@ -198,6 +198,7 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
         left_kind=still[0].kind,
         left=still[0].worth,
         left_share=still[0].worth_share,
+        launches=sum(one.launches for one in still) if left.launches else finding.launches,
     )
 
 
@@ -235,24 +236,20 @@ def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
     asked = [detector for detector, makes in DETECTORS.items() if not wanted.isdisjoint(makes)]
     found = [_in_the_project(finding, lines) for detector in asked for finding in detector(case)]
     found = [finding for finding in found if not _is_inside(finding, case)]
-    launching = _launching(case)
-    launches = _launches(case) if launching else 0
-    return Findings(_told_once(found), case.times.provenance, launching=launching, launches=launches)
-
-
-def _launches(case: Case) -> int:
-    return case.trace.op_count + (0 if case.update is None else case.update.op_count)
-
-
-def _launching(case: Case) -> str:
-    """That the host takes longer to launch the step's ops than they are modelled to run; "" where it does not."""
-    ops = _launches(case)
-    if case.times.kind != "modelled" or HOST_US * ops <= case.step_us:
-        return ""
-    return (
-        f"The step is bound by launches: its {ops:,} ops are modelled to run {time_text(case.step_us)}, and launching "
-        f"them takes the host {time_text(HOST_US * ops)}: {MEASURED}. What counts is how many ops a fix spares."
+    found, each = _told_once(found), _launches(case)
+    if case.times.kind != "modelled" or launching_us(each) <= case.step_us:
+        return Findings(found, case.times.provenance)
+    count = sum(each.values())
+    launching = (
+        f"The step is bound by launches: its {count:,.0f} ops are modelled to run {time_text(case.step_us)}, and launching "
+        f"them takes the host {time_text(launching_us(each))}: {MEASURED}. What counts is how many ops a fix spares."
     )
+    return Findings(with_launches(found, each), case.times.provenance, launching=launching, launches=count)
+
+
+def _launches(case: Case) -> dict[str, float]:
+    stepped = () if case.program.update is None else case.program.update.stepped
+    return launches(case.trace) | ({} if case.update is None else launches(case.update, stepped))
 
 
 def _is_inside(finding: Finding, case: Case) -> bool:

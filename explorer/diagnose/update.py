@@ -9,7 +9,7 @@ from torch import fx
 
 from tracefuse.assembly.program import CapturedProgram, Stepped
 from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Fix, Severity
-from tracefuse.measure.launches import HOST_US, MEASURED
+from tracefuse.measure.launches import HOST_US, MEASURED, launches
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin
@@ -48,13 +48,15 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
         if any(name.startswith("aten._fused_") for name in called):
             continue
         us, least, moved = update.us(nodes), _least_bytes(update.trace, nodes), sum(map(bytes_moved, nodes))
-        spared_us, launches = _spared_us(update, nodes), HOST_US * len(nodes)
+        each = launches(update.trace, [step])
+        count = sum(each[node.name] for node in nodes)
+        spared_us, host_us = _spared_us(update, nodes), HOST_US * count
         alone = sum("_foreach_" not in name for name in called)
         by_lists = alone < len(called) and alone <= len(step.group_of)
         # Kernels of small tensors take longer to launch than to run, which bytes alone do not tell. On a CPU, which has none,
         # one op for each parameter is no more calls than a fused one makes loops.
         is_spared = not by_lists and (is_on_gpu(update.trace) or len(nodes) > len(step.group_of))
-        is_slow_to_launch = is_spared and update.severity(launches - us) is not None
+        is_slow_to_launch = is_spared and update.severity(host_us - us) is not None
         how = "list by list" if by_lists else "tensor by tensor"
         if not nodes:
             continue
@@ -72,8 +74,13 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
             _uncompiled(step) if step in counting else _fix(step, by_lists, _where(update.trace)),
             spared_us,
             None if step in counting else {_mends(update.trace, by_lists): True},
-            f"{{}}; the host launches {len(nodes)} ops, {time_text(launches)}: {MEASURED}",
+            f"{{}}; the host launches {_counted(count, len(nodes))}, {time_text(host_us)}: {MEASURED}",
         )
+
+
+def _counted(launched: float, ops: int) -> str:
+    """How many ops a host launches for so many of the trace's."""
+    return f"{ops} ops" if launched == ops else f"{launched:.0f} lists of ops on a GPU, whose default they are"
 
 
 def _is_op(node: fx.Node) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tracefuse.findings.finding import HIGH, LOW, MEDIUM, SEVERITIES, Finding
 from tracefuse.findings.kinds import KINDS
@@ -11,24 +12,26 @@ from tracefuse.findings.kinds import KINDS
 _LEAST = dict(zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True))
 
 
-def in_order(findings: Iterable[Finding], launches: int = 0) -> list[Finding]:
+def in_order(findings: Iterable[Finding], launches: float = 0) -> list[Finding]:
     """First what there is something to do about, what is worth most in the step first; then what passes mend, or leave of what
     they alone can mend. `launches` are those of a step that waits for them: there the time of kernels is worth nothing."""
-    found = list(findings)
-    about = {id(one): _launches(one, found) if launches else 0 for one in found}
-    worth = {id(one): _worth(one, about[id(one)], launches) for one in found}
-    return sorted(found, key=lambda one: (_is_done(one), -worth[id(one)], SEVERITIES.index(one.severity)))
+    return sorted(findings, key=lambda one: (_is_done(one), -_worth(one, launches), SEVERITIES.index(one.severity)))
 
 
-def _launches(finding: Finding, found: Iterable[Finding]) -> int:
-    """How many launches mending it spares at most. What is said in general of ops that are mostly those of another finding, as
-    of a loop, counts for the others: a line stands before what is true of all lines."""
+def with_launches(findings: Sequence[Finding], launches: Mapping[str, float]) -> list[Finding]:
+    """Each with how many launches mending it spares at most, by those that each op is."""
+    return [replace(one, launches=_spared(one, findings, launches)) for one in findings]
+
+
+def _spared(finding: Finding, found: Iterable[Finding], launches: Mapping[str, float]) -> float:
+    """What is said in general of ops that are mostly those of another finding, as of a loop, counts for the others: a line
+    stands before what is true of all lines."""
     kind, own = KINDS[finding.id], set(finding.values)
     if not kind.spares_launches:
-        return 0
+        return 0.0
     told = [own.intersection(one.values) for one in found if kind.by_passes_alone and not KINDS[one.id].by_passes_alone]
-    most = max(map(len, told), default=0)
-    return len(own) - (most if 2 * most > len(own) else 0)
+    most = max(told, key=len, default=set())
+    return sum(launches.get(name, 1.0) for name in (own - most if 2 * len(most) > len(own) else own))
 
 
 def below_text(below: Sequence[Finding]) -> str:
@@ -44,8 +47,8 @@ def _is_done(finding: Finding) -> bool:
     return finding.is_mended or bool(finding.mended_by and KINDS[finding.id].by_passes_alone)
 
 
-def _worth(finding: Finding, spared: int, launches: int) -> float:
-    """What mending is worth that is left of it, as a share of the step, or of its launches, of which so many are spared. One
+def _worth(finding: Finding, launches: float) -> float:
+    """What mending is worth that is left of it, as a share of the step, or of its launches. One
     without a share counts for the least that its severity stands for. A remark that no switch mends counts for no more than
     remarks do, and for nothing where it says of no part that it can be spared."""
     kind, is_low = KINDS[finding.id], finding.severity == "low"
@@ -55,5 +58,5 @@ def _worth(finding: Finding, spared: int, launches: int) -> float:
     if share is None:
         return _LEAST[finding.severity]
     if launches:
-        return spared / launches
+        return finding.launches / launches
     return min(share, MEDIUM if is_low and not finding.changes else 1.0)

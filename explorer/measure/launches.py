@@ -6,8 +6,11 @@ that was measured has the host's part in its time.
 
 from __future__ import annotations
 
-from tracefuse.measure.op_times import OpTimes
-from tracefuse.optimizers.trace import Trace
+from collections.abc import Mapping, Sequence
+
+from tracefuse.assembly.program import Stepped
+from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.trace import Trace, is_on_gpu, origin, phase
 
 HOST_US = 8.4
 """The host's time for each op: eager `x * 2 + y`, which is two, takes it 16.9 µs on an H200 (`one launch` of
@@ -15,8 +18,24 @@ tests/bench/launch.py, in tests/bench/results/launch_h200.json)."""
 MEASURED = f"the host's {HOST_US} µs per op was measured on an H200's"
 
 
-def launch_bound_us(trace: Trace, times: OpTimes) -> float | None:
-    """The µs in which the host launches the step's kernels, one for each op that does work, where they are modelled to take
-    less than that; else None."""
-    host_us = HOST_US * trace.op_count
-    return host_us if times.kind == "modelled" and host_us > times.step_us else None
+def launches(trace: Trace, stepped: Sequence[Stepped] = ()) -> dict[str, float]:
+    """How many launches of a GPU's each op that does work is, by its name: one.
+
+    Of an optimizer's update that a CPU makes tensor by tensor, which of `stepped` a GPU makes list by list by default
+    (`foreach=None`), an op is its part of one: AdamW's 12 ops for each of 149 parameters are 12.
+    """
+    lists = {} if is_on_gpu(trace) else {str(one.source): len(one.group_of) for one in stepped if _is_by_lists(one)}
+    ops = [node for node in trace.ops if does_work(node)]
+    return {n.name: 1 / lists.get(str(origin(n).source), 1) if phase(n) == "update" else 1.0 for n in ops}
+
+
+def _is_by_lists(step: Stepped) -> bool:
+    """Whether a GPU runs it list by list, since nobody asks for anything else."""
+    return bool(step.group_of) and all(
+        group.get("foreach", False) is None and not group.get("fused") for group in step.groups
+    )
+
+
+def launching_us(launches: Mapping[str, float]) -> float:
+    """The µs in which the host launches them."""
+    return HOST_US * sum(launches.values())

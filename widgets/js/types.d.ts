@@ -155,8 +155,9 @@ interface Clock {
   kinds: [TimeKind, TimeKind];
   /** The sums of all ops, before and after. */
   step_us: [number, number];
-  /** What the host needs to launch the shown step's kernels, where that is more than they are modelled to take. */
-  launch_us: number | null;
+  /** The launches of both steps, and what the host needs for them, where that is more than the shown one's kernels are modelled to take. */
+  launches: [number, number] | null;
+  launch_us: [number, number] | null;
   provenance: [string, string];
   /** Values of the shown program whose time was not measured, where others' were. */
   predicted: string[];
@@ -298,6 +299,8 @@ interface Finding {
   mended_by: string[];
   /** Whether they leave nothing of it. */
   is_mended: boolean;
+  /** Of a step that waits for launches, how many of a GPU's mending what is left of it spares at most. */
+  launches: number;
   code: string;
   /** How the worth of what they leave is known; "" where they leave nothing. */
   left_kind: TimeKind | "";
@@ -394,8 +397,8 @@ interface Payload {
   update: Half | null;
   values: Record<string, Value>;
   clock: Clock;
-  /** What a step takes and what would shorten it, in a sentence, whose head is the part before the levers, and the findings that lead, each with the passes that mend it already. */
-  sentence: { said: string; head: string; actions: { key: string; title: string; worth: string; kind: TimeKind | ""; by: string[] }[] };
+  /** What a step takes and what would shorten it, in sentences, of which one leads and the head is those before the levers, and the findings that lead, each with the passes that mend it already. */
+  sentence: { said: string; lead: string; head: string; actions: { key: string; title: string; worth: string; kind: TimeKind | ""; by: string[] }[] };
   /** What is slow, by the times of the tree, or by its ops where launches take longer: modules by their paths, or a line by its name; and the line that takes most in it. */
   slowest: { name: string; paths: string[]; said: string; line: string } | null;
   /** "measured on …", "predicted for …" or "modelled: …", of the values' times. */

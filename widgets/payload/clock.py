@@ -17,7 +17,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.device.target import HERE, target
 from tracefuse.device.target import chosen as target_choice
 from tracefuse.errors import OptionError
-from tracefuse.measure.launches import launch_bound_us
+from tracefuse.measure.launches import launches, launching_us
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
 from tracefuse.measure.overlapped import check_recorded, has_collectives, has_recorded_collectives, on_mesh
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
@@ -49,8 +49,8 @@ class Clock:
     """`times` are those of the ops before and after the passes, `device` whose they are; `of` tells those of any trace of the
     program. `chosen` is one of `choices`, which are pairs of what names a device and what is shown for it. `peaks` are those
     that a kernel is held against: of a model the peaks that it was made with. `forecasts` are what was predicted here and
-    measured later, `timed` the steps in µs that were timed on the program's own device. `launch_us` is what the host needs to
-    launch the shown step's kernels, where that is more than they are modelled to take."""
+    measured later, `timed` the steps in µs that were timed on the program's own device. `launches` are those that each op is,
+    before and after, where launching the shown step's kernels takes longer than they are modelled to run."""
 
     times: tuple[OpTimes, OpTimes]
     device: str
@@ -60,7 +60,7 @@ class Clock:
     peaks: Peaks | None = None
     forecasts: Mapping[Config, Forecast] = field(default_factory=dict)
     timed: Mapping[Config, float] = field(default_factory=dict)
-    launch_us: float | None = None
+    launches: tuple[Mapping[str, float], Mapping[str, float]] | None = None
 
     def record(self) -> dict[str, Any]:
         """Both steps, whose times they are, and which values of the shown program have a predicted one."""
@@ -69,7 +69,8 @@ class Clock:
             "device": self.device,
             "kinds": [before.kind, after.kind],
             "step_us": [before.step_us, after.step_us],
-            "launch_us": self.launch_us,
+            "launches": None if self.launches is None else [round(sum(one.values())) for one in self.launches],
+            "launch_us": None if self.launches is None else [launching_us(one) for one in self.launches],
             "provenance": [before.provenance, after.provenance],
             "predicted": sorted(after.predicted),
             "chosen": self.chosen,
@@ -99,8 +100,11 @@ def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str =
     chosen = gpu or (HERE if variant.runs_triton else DEFAULT)
     ran_on = str(variant.program.environment.get("device", "")) if variant.runs_triton and not target_choice() else ""
     device = gpu or _plain(ran_on) or _name(peaks)
-    bound = launch_bound_us(variant.whole, times[1])
-    return Clock(times, device, of, chosen, choices(variant, is_measured=False), peaks, launch_us=bound)
+    stepped = () if variant.program.update is None else variant.program.update.stepped
+    each = launches((baseline or variant.baseline).whole, stepped), launches(variant.whole, stepped)
+    is_bound = launching_us(each[1]) > times[1].step_us
+    known = choices(variant, is_measured=False)
+    return Clock(times, device, of, chosen, known, peaks, launches=each if is_bound else None)
 
 
 def is_mesh(device: str) -> bool:

@@ -108,13 +108,12 @@ def payload(
     clock = clock or modelled_clock(variant, baseline)
     op_times, deltas = clock.times, pass_deltas(variant, clock)
     rows = layers(before, after, op_times)
-    is_bound = clock.launch_us is not None
-    amounts = dict.fromkeys(op_times[1].us, 1.0) if is_bound else op_times[1].us  # ops as the tree counts them
+    amounts = op_times[1].us if clock.launches is None else clock.launches[1]
     slow = None if rows.no_verdict else slowest(after, variant.baseline.whole, amounts)
     as_it_ran = clock.of(variant.baseline.whole)
     findings = variant.findings(op_times[1], as_it_ran)
     sizes, stood, stopped = summary(beside, variant, timing), stood_for(variant), blocked(variant)
-    ranked = in_order(findings, step_size(variant.baseline).ops if is_bound else 0)
+    ranked = in_order(findings, findings.launches if clock.launches else 0)
     found = finding_records(ranked, variant, tried or {})
     return {
         "version": VERSION,
@@ -133,12 +132,11 @@ def payload(
             rows,
             slow,
             found,
-            sizes["ops"],
             variant.runs_triton,
             deltas,
             bool(stopped),
         ),
-        "slowest": slowest_record(slow, sizes["ops"][1] if is_bound else None),
+        "slowest": slowest_record(slow, is_of_launches=clock.launches is not None),
         "forward": half(beside.forward, variant.forward),
         "backward": half(beside.backward, variant.backward),
         "update": update_record(beside, variant),

@@ -15,6 +15,7 @@ from typing import Any
 
 from tracefuse.device.target import chosen
 from tracefuse.findings.kinds import KINDS
+from tracefuse.measure.launches import HOST_US, launching_us
 from tracefuse.tables.layers import Layers
 from tracefuse.tables.slowest import Slowest
 from tracefuse.text import share_text, time_text
@@ -30,32 +31,32 @@ def sentence_record(
     rows: Layers,
     slow: Slowest | None,
     findings: Sequence[Mapping[str, Any]],
-    ops: tuple[int, int],
     is_on_gpu: bool,
     deltas: Mapping[str, float | None],
     is_blocked: bool = False,
 ) -> dict[str, Any]:
-    """`slow` is what is told to be slow, by kernels of a step that waits for their launches. `said` are the sentences, `head`
-    those before the levers. `actions` are the findings that lead, each with what it is worth and the passes that pull it
-    already: the one that passes gain more by than what is left of the first one, then what is left, in the order of
-    `findings`. `ops` are counted before and after the passes. Where it `is_blocked`, the step is only shown, and neither
-    compiled nor measured."""
+    """`slow` is what is told to be slow, by launches of a step that waits for these. `said` are the sentences, the first of
+    which leads, and `head` those before the levers. `actions` are the findings that lead, each with what it is worth and the
+    passes that pull it already: the one that passes gain more by than what is left of the first one, then what is left, in
+    the order of `findings`. Where it `is_blocked`, the step is only shown, and neither compiled nor measured."""
     left = list(filter(_is_left, findings))
-    pulled = max((one for one in findings if one["mended_by"]), key=_gained, default=None)
-    if pulled is not None and left and _share_left(left[0]) >= _gained(pulled):
+    is_bound = clock.launches is not None
+    gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
+    pulled = max((one for one in findings if one["mended_by"] and gained(one)), key=gained, default=None)
+    if pulled is not None and left and still(left[0]) >= gained(pulled):
         pulled = None
     rest = [one for one in left if one is not pulled]
-    if clock.launch_us is None:
-        head = [_step(clock, slow, is_on_gpu), *_halves(rows)]
-    else:
-        head = _launches(clock, slow, ops, is_on_gpu and not is_blocked)
+    head = (
+        _of_launches(clock, slow, is_on_gpu and not is_blocked) if is_bound else _of_time(clock, slow, is_on_gpu, rows)
+    )
     lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
-    if clock.launch_us is not None:
-        done, actions = ([_in_launches(one, findings, ops[0]) for one in some] for some in (done, actions))
+    if is_bound:
+        done, actions = ([_in_launches(one, findings) for one in some] for some in (done, actions))
     return {
         "said": " ".join([*head, lever]),
+        "lead": head[0],
         "head": " ".join(head),
         "actions": [*done, *actions][:MOST_ACTIONS],
     }
@@ -65,15 +66,19 @@ def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str]
     return {"key": finding["key"], "title": finding["title"], "worth": in_short(worth), "kind": kind, "by": list(by)}
 
 
-def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], captured: int) -> dict[str, Any]:
-    """The action with what it is about in launches, since its kernels' time is none of the step's."""
+def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The action with what it is worth in launches, beside the time of kernels where it spares none of these."""
     finding = next(one for one in findings if one["key"] == action["key"])
-    count = len(finding["values"])
-    if not count or not action["kind"]:
+    if not action["kind"]:
         return action
-    of = f"of {captured:,} launches"
-    worth = f"{count if KINDS[finding['id']].spares_launches else 0:,} {of}"
-    return action | {"worth": worth, "kind": ""}
+    if count := round(finding["launches"]):
+        many = f"{count:,} launch{'es' * (count > 1)}"
+        return action | {"worth": f"{many}, {time_text(HOST_US * count)}", "kind": "modelled"}
+    return action | {"worth": f"no launch; {action['worth'].partition(', ')[0]} of its kernels"}
+
+
+def _of_time(clock: Clock, slow: Slowest | None, is_on_gpu: bool, rows: Layers) -> list[str]:
+    return [_step(clock, slow, is_on_gpu), *_halves(rows)]
 
 
 def _step(clock: Clock, slow: Slowest | None, is_on_gpu: bool) -> str:
@@ -103,22 +108,25 @@ def _place(clock: Clock) -> str:
     return f"an example GPU ({clock.device})" if clock.chosen == DEFAULT and chosen() is None else clock.device
 
 
-def _launches(clock: Clock, slow: Slowest | None, ops: tuple[int, int], can_be_graphed: bool) -> list[str]:
+def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> list[str]:
     """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
-    before, after = ops
-    us, launching = time_text(clock.times[1].step_us), time_text(clock.launch_us or 0.0)
-    modelled = f"would take about {launching} to launch and {us} to run, modelled on {_place(clock)}"
-    if after == 1:
-        return [f"The launch is slow here: the one kernel {modelled}."]
-    was = f" ({before:,} before the passes)" if before > after else ""
+    assert clock.launches is not None
+    counts = [f"{round(sum(one.values())):,}" for one in clock.launches]
+    launching = [time_text(launching_us(one)) for one in clock.launches]
+    takes = f"{launching[0]} to launch and {time_text(clock.times[0].step_us)} to run"
+    if counts[0] == "1":
+        return [f"The launch is slow here: the one kernel takes {takes}.", f"Modelled on {_place(clock)}."]
+    left = f"; the passes leave {counts[1]}, {launching[1]}" if counts[0] != counts[1] else ""
     graph = ", and cuda_graph=True launches all at once" if can_be_graphed else ""
-    first, then = f"Launches are slow here: {after:,} kernels{was} {modelled}.", f"fewer kernels help most{graph}."
-    return [first, f"{_whose(slow)}; {then}" if slow else f"F{then[1:]}"]
+    return [
+        f"Launches are slow here: {counts[0]} kernels take {takes}{left}.",
+        f"Modelled on {_place(clock)}{f': {_whose(slow)}' if slow else ''}; fewer kernels help most{graph}.",
+    ]
 
 
 def _whose(slow: Slowest) -> str:
-    """`228 of them are in h.*.attn ×12, 72 at gpt.py:18`."""
-    count = f"{slow.amount:,.0f} of them are"
+    """`228 of 373 are in h.*.attn ×12, 72 at gpt.py:18`."""
+    count = f"{slow.amount:,.0f} of {slow.of:,.0f} are"
     if not slow.paths:
         return f"{count} at {slow.label}"
     at = f" ({slow.place})" if slow.is_one_line else f", {slow.line_amount:,.0f} at {slow.place}"
@@ -132,17 +140,14 @@ def _halves(rows: Layers) -> list[str]:
     return [f"Its backward takes {backward / forward:.1f} times as long as its forward."]
 
 
-def slowest_record(slow: Slowest | None, kernels: int | None) -> dict[str, Any] | None:
-    """What is slow, and where: the row of the tree that the first sentence names, by the same numbers. `kernels` are those of
-    a step that waits for their launches."""
+def slowest_record(slow: Slowest | None, is_of_launches: bool) -> dict[str, Any] | None:
+    """What is slow, and where: the row of the tree that the first sentences name, by the same numbers."""
     if slow is None:
         return None
-    amount = (
-        f"{share_text(slow.amount, slow.of)} of step"
-        if kernels is None
-        else f"{slow.amount:,.0f} of {kernels:,} kernels"
-    )
-    said = f"{'slowest' if kernels is None else 'most kernels'}: {slow.label}, {amount}"
+    if is_of_launches:
+        said = f"most kernels: {slow.label}, {slow.amount:,.0f} of {slow.of:,.0f} kernels"
+    else:
+        said = f"slowest: {slow.label}, {share_text(slow.amount, slow.of)} of step"
     return {"name": slow.name, "paths": list(slow.paths), "said": said, "line": slow.line}
 
 
@@ -172,7 +177,7 @@ def _amount(worth: str, kind: str, clock: Clock, is_on_gpu: bool) -> str:
     kernels where their launches take longer, of a GPU where the step was timed on a CPU."""
     of_step = clock.times[1].kind
     is_other = kind == "modelled" != of_step
-    if clock.launch_us is not None or not worth or (is_other and not is_on_gpu):
+    if clock.launches is not None or not worth or (is_other and not is_on_gpu):
         return ""
     return f" ({in_short(worth)}{f', {kind}' * (kind not in ('', of_step))})"
 
@@ -191,6 +196,15 @@ def _gained(finding: Mapping[str, Any]) -> float:
     """The share of a step that passes gain by it already; 0 where its worth is no time."""
     left = finding["left_share"] or 0.0
     return max(0.0, (finding["worth_share"] or 0.0) - left) if finding["mended_by"] else 0.0
+
+
+def _launches_of(finding: Mapping[str, Any]) -> float:
+    return float(finding["launches"])
+
+
+def _launches_gained(finding: Mapping[str, Any]) -> float:
+    """The launches that passes spare, which leave nothing of it."""
+    return _launches_of(finding) if finding["is_mended"] else 0.0
 
 
 def _left(finding: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 import tracefuse
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import Finding, Severity
-from tracefuse.findings.order import below_text, in_order
+from tracefuse.findings.order import below_text, in_order, with_launches
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.text import to_text
 
@@ -75,11 +75,15 @@ def test_in_a_step_that_waits_for_launches_their_number_ranks() -> None:
     few, matmul = finding("few", 0.3, values=("a",)), finding("matmul", 0.6, id="tf32-off", values=tuple("abcdef"))
     waits = finding("waits", None)
     assert [one.title for one in in_order([few, matmul, many, waits])] == ["matmul", "few", "waits", "many"]
-    assert [one.title for one in in_order([few, matmul, many, waits], 10)] == ["many", "waits", "few", "matmul"]
+    counted = with_launches([few, matmul, many, waits], {})
+    assert [one.launches for one in counted] == [1, 0, 4, 1]
+    assert [one.title for one in in_order(counted, 10)] == ["many", "waits", "few", "matmul"]
     general = finding("general", 0.2, id="unfused-pointwise", values=tuple("abcde"))
-    assert [one.title for one in in_order([general, many], 10)] == ["many", "general"]
-    found = Findings([few, matmul, many], launching="It waits.", launches=10)
+    assert [one.title for one in in_order(with_launches([general, many], {}), 10)] == ["many", "general"]
+    found = Findings(counted[:3], launching="It waits.", launches=10)
     assert [one.title for one in found] == ["many", "few", "matmul"]
+    # Of lists that a GPU makes of many ops.
+    assert [one.launches for one in with_launches([many, few], dict.fromkeys("abcd", 0.1))] == [pytest.approx(0.4), 0.1]
 
 
 def test_those_below_are_counted_in_one_line() -> None:

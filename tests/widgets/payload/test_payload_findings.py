@@ -22,6 +22,8 @@ from tracefuse.config.configuration import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.diagnose.fixes import NO_GPU
 from tracefuse.errors import FixError
+from tracefuse.measure.launches import HOST_US
+from tracefuse.text import time_text
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.pack import decode
@@ -256,11 +258,14 @@ def test_where_launches_bind_the_worth_of_an_action_is_in_launches() -> None:
     model, data = GPT(layers=2, width=32, heads=2, vocab=61, length=16, dropout=0.1), batch(61, 2, 12)
     shown = payload(tracefuse.capture(lambda: model(*data).backward()).variant(Config.off()))
     assert shown["clock"]["launch_us"] is not None
-    ops, count = shown["summary"]["ops"][0], 0
+    count = 0
     for action in shown["sentence"]["actions"]:
         (finding,) = [one for one in shown["findings"] if one["key"] == action["key"]]
         if finding["values"] and finding["kind"]:
-            assert action["worth"] == f"{len(finding['values']):,} of {ops:,} launches"
+            assert finding["launches"] == len(finding["values"])
+            assert (
+                action["worth"] == f"{len(finding['values'])} launches, {time_text(HOST_US * len(finding['values']))}"
+            )
             count += 1
     assert count
 

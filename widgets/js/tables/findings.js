@@ -1,6 +1,6 @@
 // The Findings tab: each finding with its evidence in numbers, its line, what to do about it, and what a replay says.
 
-import { find, formatSeconds, h, plural } from "../parts/dom.js";
+import { find, formatSeconds, formatTime, h, plural } from "../parts/dom.js";
 import { chip, codeOf, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widgets.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
@@ -48,10 +48,12 @@ export class FindingsPanel {
   }
 
   /** Where the host launches ops for longer than they run, it is their number that tells. @param {Finding} one */
-  launched({ values }) {
-    const { clock, summary } = /** @type {Payload} */ (this.payload);
-    if (!clock?.launch_us || values.length === 0) return null;
-    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${plural(values.length, "op")} of the ${summary.ops[0].toLocaleString("en")} as captured`);
+  launched({ launches, is_mended: isMended }) {
+    const { clock } = /** @type {Payload} */ (this.payload);
+    const count = Math.round(launches);
+    if (!clock?.launches || !clock.launch_us || !count) return null;
+    const us = (count * clock.launch_us[1]) / clock.launches[1];
+    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${count.toLocaleString("en")}${isMended ? " as captured" : ""}, ${formatTime(us)} to launch`);
   }
 
   /** Without what models, which is said in the head, once for all. @param {string} text */

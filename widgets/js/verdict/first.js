@@ -3,6 +3,9 @@
 import { h } from "../parts/dom.js";
 import { codeOf, copyButton, KINDS } from "../parts/widgets.js";
 
+/** Letters of a fix that a card has room for. */
+const MOST_FIX = 32;
+
 /** @typedef {Payload["sentence"]["actions"][number]} Action */
 
 /** Each in a place of its own. @param {Payload} payload @param {Act} act */
@@ -11,7 +14,7 @@ export function first({ sentence, findings, looked_for: lookedFor, config }, act
   const [lever, ...left] = actions.filter(({ by }) => by.length === 0);
   // In the order of their numbers; what passes mend already has none, and comes last.
   const others = [...left, ...actions.filter(({ by }) => by.length > 0)];
-  const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, placeOf(findings, one), `tf-first-${at + 1}`, at + 2, act)));
+  const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, /** @type {Finding} */ (findings.find(({ key }) => key === one.key)), `tf-first-${at + 1}`, at + 2, act)));
   if (lever) return [leverOf(lever, /** @type {Finding} */ (findings.find(({ key }) => key === lever.key)), config, act), then];
   const nothing = lookedFor.length === 0 ? "This trace was not diagnosed." : `Nothing ${others.length > 0 ? "else is left to mend" : "to mend was found"}; ${lookedFor.length} patterns were looked for.`;
   return [h("p", { class: "tf-lever tf-note" }, nothing), then];
@@ -41,16 +44,19 @@ function apply(finding, config, act) {
   return h("button", { class: "tf-button tf-primary tf-apply", title: `switch ${names} on, and see what changes`, onclick: () => act.configure(changes), "data-testid": "tf-apply" }, "Apply");
 }
 
-/** The line of the program that it is at, as `In[1]:17`. @param {Finding[]} findings @param {Action} action */
-function placeOf(findings, { key }) {
-  return findings.find((one) => one.key === key)?.source.split("  ")[0] ?? "";
+/** What is left to do about it in a few words, where a few words say it. @param {Finding} finding */
+function inBrief({ fix }) {
+  const [first] = fix.split(/[:;,]/);
+  return first.length <= MOST_FIX ? `→ ${first}` : "";
 }
 
-/** @param {Action} action @param {string} place @param {string} id @param {number} number @param {Act} act */
-function card(action, place, id, number, act) {
+/** @param {Action} action @param {Finding} finding @param {string} id @param {number} number @param {Act} act */
+function card(action, finding, id, number, act) {
   const { title, worth, key, kind, by } = action;
+  const [place] = finding.source.split("  ");
+  const brief = by.length > 0 ? "" : inBrief(finding);
   const told = `${by.length > 0 ? `${by.join(" and ")} mends this already: ` : ""}${title}: ${worth}${kind && `, ${kind}`}`;
-  return h("button", { class: `tf-action-card${by.length > 0 ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, by.length > 0 ? `✓ ${by.join(" ")}` : number), h("span", null, title, place && h("small", null, h("code", null, place)), worthOf(action)));
+  return h("button", { class: `tf-action-card${by.length > 0 ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, by.length > 0 ? `✓ ${by.join(" ")}` : number), h("span", null, title, brief && h("small", null, brief), place && h("small", null, h("code", null, place)), worthOf(action)));
 }
 
 /** @param {Action} action */

@@ -41,7 +41,8 @@ export class VerdictBar {
   /** @param {View} view */
   draw(view) {
     const { payload, status, live } = view;
-    this.said.textContent = payload.sentence.head;
+    const { lead, head } = payload.sentence;
+    this.said.replaceChildren(h("b", null, lead), head.slice(lead.length));
     this.said.title = payload.sentence.said;
     this.drawFirst(payload);
     this.tiles.replaceChildren(...tiles(payload, live));

@@ -65,13 +65,12 @@ function pill([before, after], blocked) {
 function timeTile(payload, live) {
   const { clock, timing, blocked } = payload;
   const kind = clock.kinds[1];
-  const [texts, unit] = paired(clock.step_us, spans);
+  const [texts, unit] = paired(clock.launch_us ?? clock.step_us, spans);
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
   const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
-  const below = isTimed ? ratio(row, payload) : clock.launch_us ? note(`launches ≈ ${formatTime(clock.launch_us)}`, payload.sentence.head) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
+  const below = isTimed ? ratio(row, payload) : clock.launch_us ? note(`kernels ${clock.step_us.map(formatTime).join(" → ")}`, `the step takes what the host needs to launch its kernels; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
-  const label = clock.launch_us ? term("Kernels’ time", "what the step's kernels take to run; launching them takes longer") : "Step";
-  return tile("time", [label, " ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
+  return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
 
 /** @param {Payload} payload */
@@ -91,7 +90,16 @@ function peakTile(payload) {
     ? origin("measured", `The most bytes alive at once, inputs and parameters included, by the GPU's allocator; static: ${texts.join(" → ")} ${unit}`)
     : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
   const whole = payload.update ? ", in the whole step: with the update, and with what the optimizer keeps" : "";
-  return tile("peak", [term(payload.update ? "Peak, whole step" : "Peak memory", `the most bytes alive at once${whole}`), " ", badge], sizesOf(bytes), pill(bytes, blocked));
+  const by = bytes[1] > bytes[0] && culprit(payload);
+  const below = h("span", null, pill(bytes, blocked), by && note(` by ${by}`, `without ${by} the peak is lowest`));
+  return tile("peak", [term(payload.update ? "Peak, whole step" : "Peak memory", `the most bytes alive at once${whole}`), " ", badge], sizesOf(bytes), below);
+}
+
+/** The pass that raises the peak most, once that is known; null of none. @param {Payload} payload */
+function culprit({ passes, summary }) {
+  const peaks = passes.filter(({ without }) => without).map(({ name, without }) => ({ name, peak: without?.peak_bytes ?? 0 }));
+  const [lowest] = peaks.sort((a, b) => a.peak - b.peak);
+  return lowest && lowest.peak < summary.peak_bytes[1] ? lowest.name : null;
 }
 
 /** @param {Payload} payload */
