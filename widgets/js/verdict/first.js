@@ -46,7 +46,7 @@ function apply(finding, config, act) {
 
 /** What is left to do about it in a few words, where a few words say it. @param {Finding} finding */
 function inBrief({ fix }) {
-  const [first] = fix.split(/[:;,]/);
+  const [first] = fix.split(/[:;]|, /);
   return first.length <= MOST_FIX ? `→ ${first}` : "";
 }
 

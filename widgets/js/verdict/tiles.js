@@ -12,7 +12,7 @@ export function tiles(payload, live) {
   const others = [
     peakTile(payload),
     hasBackward ? tile("saved", savedLabel, sizesOf(saved), pill(saved, payload.blocked)) : tile("saved", savedLabel, [h("span", { class: "tf-was" }, "no backward")], null),
-    tile("ops", [term("Operators", "ops that do work; views and parts of results take no time and are not counted")], pair([String(ops[0]), String(ops[1])]), pill(ops, payload.blocked)),
+    tile("ops", [term("Operators", "ops that do work; views and parts of results take no time and are not counted")], pair([String(ops[0]), String(ops[1])]), opsBelow(payload)),
   ];
   const rest = [kernelTile(payload), differenceTile(payload)];
   // What a CPU can know stands first where there is no GPU.
@@ -71,6 +71,12 @@ function timeTile(payload, live) {
   const below = isTimed ? ratio(row, payload) : clock.launch_us ? note(`kernels ${clock.step_us.map(formatTime).join(" → ")}`, `the step takes what the host needs to launch its kernels; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
   return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
+}
+
+/** Beside the change the launches of a GPU, where these are fewer. @param {Payload} payload */
+function opsBelow({ summary: { ops }, clock: { launches }, blocked }) {
+  const onGpu = launches && launches[0] < ops[0] && note(` ${launches.join(" → ")} on a GPU`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor");
+  return h("span", null, pill(ops, blocked), onGpu);
 }
 
 /** @param {Payload} payload */
