@@ -96,7 +96,7 @@ def stored_board(variants: Sequence[Variant], measured: Measured, name: str | No
     clock = measured.clocks.clock(shown, None)
     for one in (shown.baseline, *variants):
         if one.config not in stand.tried:
-            stand.tried[one.config] = entry_of(one, clock.of, clock.device, time.time())
+            stand.tried[one.config] = entry_of(one, clock, time.time())
     return board_record([stand], 0, shown, clock) | {"comparison": None}
 
 

@@ -56,9 +56,11 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
         "clock": {
             "device": "synthetic", "kinds": ["modelled", "modelled"], "step_us": [100.0, 90.0], "predicted": [],
             "provenance": ["modelled: synthetic", "modelled: synthetic"], "chosen": "synthetic", "replays": {},
-            "choices": [["synthetic", "synthetic"]], "forecasts": 0, "error": None, "launches": None, "launch_us": None,
+            "choices": [["synthetic", "synthetic"]], "forecasts": 0, "error": None,
+            "launches": None, "takes_us": [100.0, 90.0],
         },
-        "sentence": {"said": "A synthetic step.", "head": "A synthetic step.", "actions": []}, "looked_for": [],
+        "sentence": {"said": "A synthetic step.", "lead": "A synthetic step.", "head": "A synthetic step.",
+            "actions": []}, "looked_for": [],
         "slowest": None, "kernels": [_kernel(name) for name in kernels], "aten": [],
         "memory": {"before": memory, "after": memory, "reasons": [], "modules": [], "why": {}},
         "baseline": {"is_pinned": False, "call": "the trace as captured", "config": _config(fused)}, "environment": {},

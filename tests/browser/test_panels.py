@@ -28,7 +28,8 @@ MEASURED = """() => set("payload", { ...state.payload,
           variant_ms: { median: 19.2, low: 19, high: 20, coverage: 0.96, samples: 20 },
           ratio: { median: 0.56, low: 0.55, high: 0.57, coverage: 0.99, samples: 20 }, verdict: "faster" }] },
     clock: { ...state.payload.clock, chosen: "here", device: "a device", kinds: ["measured", "measured"],
-        step_us: [34100, 19200], provenance: ["measured on a device", "measured on a device"] },
+        step_us: [34100, 19200], takes_us: [34100, 19200], launches: null,
+        provenance: ["measured on a device", "measured on a device"] },
     passes: state.payload.passes.map((one) => ({ ...one, delta_ms: one.name !== "fuse" ? null :
         { median: -1.2, low: -1.4, high: -1.0, coverage: 0.96, samples: 20,
           provenance: "measured on a device", stale: false } })),
@@ -553,7 +554,8 @@ def test_beside_a_pinned_time_the_header_predicts_this_one(live: Page) -> None:
             config: 'c.optimize(fuse=False)',
             rows: state.payload.timing.rows.map((row) =>
                 ({ ...row, variant_ms: null, ratio: null, verdict: 'not measured' })) },
-            clock: { ...state.payload.clock, kinds: ["measured", "predicted"], step_us: [34100, 25000] } })"""
+            clock: { ...state.payload.clock, kinds: ["measured", "predicted"], step_us: [34100, 25000],
+            takes_us: [34100, 25000], launches: null } })"""
     )
     time = live.get_by_test_id("tf-tile-time")
     expect(time.locator(".tf-figure")).to_have_text("34.1→25.0ms")
@@ -629,7 +631,7 @@ def test_library_calls_stand_among_the_kernels_and_all_sum_to_the_step(live: Pag
         aten: [{ name: "mm bf16[64, 32] bf16[32, 8]", said: "matmul 64×32 · 32×8 ×3", kind: "measured", calls: 3,
         time_us: 40, values: ["mm"], nbytes: 1 << 20, provenance: "measured on a device", gb_per_s: 26, tflop_per_s: 412.5,
         least_us: 36, peak_share: 0.9, peak_source: "4 TB/s, measured peaks of a device", bound: "compute" }],
-        clock: { ...state.payload.clock, step_us: [200, 150] } })"""
+        clock: { ...state.payload.clock, step_us: [200, 150], takes_us: [200, 150] } })"""
     )
     live.get_by_test_id("tf-tab-kernels").click()
     rows = live.get_by_test_id("tf-kernels").locator("[data-kernel-row]")

@@ -155,9 +155,10 @@ interface Clock {
   kinds: [TimeKind, TimeKind];
   /** The sums of all ops, before and after. */
   step_us: [number, number];
-  /** The launches of both steps, and what the host needs for them, where that is more than the shown one's kernels are modelled to take. */
+  /** What a step takes: its kernels, or launching them where that is modelled to take longer. */
+  takes_us: [number, number];
+  /** The launches of both steps, where launching those of the shown one takes longer than its kernels run. */
   launches: [number, number] | null;
-  launch_us: [number, number] | null;
   provenance: [string, string];
   /** Values of the shown program whose time was not measured, where others' were. */
   predicted: string[];

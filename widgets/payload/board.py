@@ -4,12 +4,11 @@ them nothing beats in both time and memory, and what tells two of them apart. Pu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tracefuse.config.configuration import Config
-from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.timing import Estimate
 from tracefuse.measure.unbeaten import unbeaten
 from tracefuse.optimizers.facts import once_per_trace
@@ -47,10 +46,10 @@ class Stand:
         return self.measured.known.board
 
 
-def entry_of(variant: Variant, times_of: Callable[[Trace], OpTimes], device: str, tried_at: float) -> Entry:
+def entry_of(variant: Variant, clock: Clock, tried_at: float) -> Entry:
     """What the board keeps of a variant, whose passes run here if they have not."""
-    times, found = times_of(variant.whole), step_size(variant)
-    return Entry(tried_at, *found, times.step_us, times.kind, device)
+    found, kind = step_size(variant), clock.of(variant.whole).kind
+    return Entry(tried_at, *found, clock.takes_us(variant.whole), kind, clock.device)
 
 
 def board_record(stands: Sequence[Stand], shown: int, variant: Variant, clock: Clock) -> dict[str, Any]:
@@ -115,7 +114,7 @@ def _row(at: int, stand: Stand, config: Config, entry: Entry, captured: Entry | 
 def _fresh(stand: Stand, config: Config, entry: Entry, clock: Clock) -> Entry:
     """The entry by what is known now, where the passes of this configuration have run in this process."""
     made = stand.capture.made(config)
-    return entry if made is None else entry_of(made, clock.of, clock.device, entry.tried_at)
+    return entry if made is None else entry_of(made, clock, entry.tried_at)
 
 
 def _forecast_us(stand: Stand, config: Config, entry: Entry) -> float | None:

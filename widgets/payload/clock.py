@@ -49,8 +49,9 @@ class Clock:
     """`times` are those of the ops before and after the passes, `device` whose they are; `of` tells those of any trace of the
     program. `chosen` is one of `choices`, which are pairs of what names a device and what is shown for it. `peaks` are those
     that a kernel is held against: of a model the peaks that it was made with. `forecasts` are what was predicted here and
-    measured later, `timed` the steps in µs that were timed on the program's own device. `launches` are those that each op is,
-    before and after, where launching the shown step's kernels takes longer than they are modelled to run."""
+    measured later, `timed` the steps in µs that were timed on the program's own device. `launched` tells of any trace how many
+    launches each op is, where the times are modelled; `launches` are those before and after, where launching the shown step's
+    kernels takes longer than they run."""
 
     times: tuple[OpTimes, OpTimes]
     device: str
@@ -60,6 +61,7 @@ class Clock:
     peaks: Peaks | None = None
     forecasts: Mapping[Config, Forecast] = field(default_factory=dict)
     timed: Mapping[Config, float] = field(default_factory=dict)
+    launched: Callable[[Trace], Mapping[str, float]] | None = None
     launches: tuple[Mapping[str, float], Mapping[str, float]] | None = None
 
     def record(self) -> dict[str, Any]:
@@ -70,7 +72,9 @@ class Clock:
             "kinds": [before.kind, after.kind],
             "step_us": [before.step_us, after.step_us],
             "launches": None if self.launches is None else [round(sum(one.values())) for one in self.launches],
-            "launch_us": None if self.launches is None else [launching_us(one) for one in self.launches],
+            "takes_us": [before.step_us, after.step_us]
+            if self.launches is None
+            else [max(t.step_us, launching_us(one)) for t, one in zip(self.times, self.launches, strict=True)],
             "provenance": [before.provenance, after.provenance],
             "predicted": sorted(after.predicted),
             "chosen": self.chosen,
@@ -80,10 +84,21 @@ class Clock:
             "error": typical_error(self.forecasts),
         }
 
+    def takes_us(self, trace: Trace) -> float:
+        """What a step of `trace` takes: its kernels, or launching them where that takes longer than they are modelled to."""
+        us = self.of(trace).step_us
+        return us if self.launched is None else max(us, launching_us(self.launched(trace)))
+
     def delta_us(self, *records: PassRecord | None) -> float | None:
         """What one pass changed of the step, by its records in the step's parts; None where it did not run."""
         found = [one for one in records if one is not None]
-        return sum(self.of(one.after).step_us - self.of(one.before).step_us for one in found) if found else None
+        return sum(self._part_us(one.after) - self._part_us(one.before) for one in found) if found else None
+
+    def _part_us(self, trace: Trace) -> float:
+        """What a part of the step adds to it."""
+        if self.launches is None or self.launched is None:
+            return self.of(trace).step_us
+        return launching_us(self.launched(trace))
 
 
 def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str = "") -> Clock:
@@ -101,10 +116,14 @@ def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str =
     ran_on = str(variant.program.environment.get("device", "")) if variant.runs_triton and not target_choice() else ""
     device = gpu or _plain(ran_on) or _name(peaks)
     stepped = () if variant.program.update is None else variant.program.update.stepped
-    each = launches((baseline or variant.baseline).whole, stepped), launches(variant.whole, stepped)
-    is_bound = launching_us(each[1]) > times[1].step_us
+
+    def launched(trace: Trace) -> Mapping[str, float]:
+        return launches(trace, stepped)
+
+    each = launched((baseline or variant.baseline).whole), launched(variant.whole)
+    bound = each if launching_us(each[1]) > times[1].step_us else None
     known = choices(variant, is_measured=False)
-    return Clock(times, device, of, chosen, known, peaks, launches=each if is_bound else None)
+    return Clock(times, device, of, chosen, known, peaks, launched=launched, launches=bound)
 
 
 def is_mesh(device: str) -> bool:

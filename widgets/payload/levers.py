@@ -79,7 +79,7 @@ def _nothing_to_pad(variant: Variant) -> str:
             took[one.name] = took.get(one.name, 0) + gone
     which, gone = counted(count, "unaligned matmul"), sum(took.values())
     if not took:
-        return f"left {which}"
+        return f"changed none of {which}"
     return f"{' and '.join(took)} replaced {'' if gone >= count else f'{gone} of '}the {which} before"
 
 
@@ -88,14 +88,14 @@ def _count_unaligned(trace: Trace) -> int:
 
 
 def _left(records: Sequence[PassRecord]) -> str:
-    """What the pass left, and the reason that it gave most often."""
+    """How many values the pass looked at and left, and the reason that it gave most often."""
     reasons = [decision.reason for one in records for decision in one.decisions]
     if not reasons:
         return ""
     ((most, count),) = Counter(reasons).most_common(1)
     others = len(reasons) - count
     more = f"; {others} for other reasons" * bool(others)
-    return f"left {counted(len(reasons), 'value')}: {most}{more}"
+    return f"changed none of {counted(len(reasons), 'value')}: {most}{more}"
 
 
 # --- freezing ---------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def _freeze(variant: Variant, clock: Clock) -> dict[str, Any]:
         times = clock.of(variant.program.whole)
         saves = f"{time_text(sum(times.us.get(name, 0.0) for name in ops))} of the captured step"
     else:
-        saves = time_text(max(0.0, clock.times[1].step_us - clock.of(frozen.whole).step_us))
+        saves = time_text(max(0.0, clock.takes_us(variant.whole) - clock.takes_us(frozen.whole)))
     return {"needs": f"type a pattern; freezing all but {kept} would save {saves}", "suggests": list(patterns)}
 
 

@@ -53,7 +53,10 @@ def sentence_record(
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
     if is_bound:
-        done, actions = ([_in_launches(one, findings) for one in some] for some in (done, actions))
+        done, actions = (
+            [one | {"worth": "", "kind": ""} for one in done],
+            [_in_launches(one, findings) for one in actions],
+        )
     return {
         "said": " ".join([*head, lever]),
         "lead": head[0],
@@ -67,14 +70,15 @@ def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str]
 
 
 def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The action with what it is worth in launches, beside the time of kernels where it spares none of these."""
+    """The action with what it spares in launches, and not what it is worth to kernels, of which its title may speak; beside
+    the kernels' time where it spares no launch."""
     finding = next(one for one in findings if one["key"] == action["key"])
     if not action["kind"]:
         return action
     if count := round(finding["launches"]):
-        many = f"{count:,} launch{'es' * (count > 1)}"
-        return action | {"worth": f"{many}, {time_text(HOST_US * count)}", "kind": "modelled"}
-    return action | {"worth": f"no launch; {action['worth'].partition(', ')[0]} of its kernels"}
+        worth = f"spares up to {count:,} launch{'es' * (count > 1)}, {time_text(HOST_US * count)}"
+        return action | {"title": action["title"].partition(": ")[0], "worth": worth, "kind": "modelled"}
+    return action | {"worth": f"minor: {action['worth'].partition(', ')[0]} of kernels, no launch"}
 
 
 def _of_time(clock: Clock, slow: Slowest | None, is_on_gpu: bool, rows: Layers) -> list[str]:
@@ -115,12 +119,12 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> li
     launching = [time_text(launching_us(one)) for one in clock.launches]
     takes = f"{launching[0]} to launch and {time_text(clock.times[0].step_us)} to run"
     if counts[0] == "1":
-        return [f"The launch is slow here: the one kernel takes {takes}.", f"Modelled on {_place(clock)}."]
+        return [f"The launch is slow: on {_place(clock)}, modelled, the one kernel takes {takes}."]
     left = f"; the passes leave {counts[1]}, {launching[1]}" if counts[0] != counts[1] else ""
-    graph = ", and cuda_graph=True launches all at once" if can_be_graphed else ""
+    then = f"fewer kernels help most{', and cuda_graph=True launches all at once' * can_be_graphed}."
     return [
-        f"Launches are slow here: {counts[0]} kernels take {takes}{left}.",
-        f"Modelled on {_place(clock)}{f': {_whose(slow)}' if slow else ''}; fewer kernels help most{graph}.",
+        f"Launches are slow: on {_place(clock)}, modelled, {counts[0]} kernels take {takes}{left}.",
+        f"{_whose(slow)}; {then}" if slow else f"F{then[1:]}",
     ]
 
 

@@ -46,7 +46,7 @@ def without_record(name: str, variant: Variant, clock: Clock) -> dict[str, Any] 
     if not kind:
         return None
     return step_size(other)._asdict() | {
-        "step_us": times.step_us,
+        "step_us": clock.takes_us(other.whole),
         "kind": kind,
     }
 

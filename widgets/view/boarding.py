@@ -101,7 +101,7 @@ class Boarding(Answering):
         """Put a configuration on the board, by default the variant's own, with the time of its first trial."""
         config, clock = config or variant.config, clock or stand.clock()
         before = stand.tried.get(config)
-        entry = entry_of(variant, clock.of, clock.device, before.tried_at if before else time.time())
+        entry = entry_of(variant, clock, before.tried_at if before else time.time())
         stand.tried[config] = stand.capture.measurements.board[config] = entry
 
     def _board(self) -> dict[str, Any]:

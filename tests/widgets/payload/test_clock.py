@@ -50,7 +50,7 @@ def sums(payload: dict[str, Any]) -> list[float]:
 def check_sums(payload: dict[str, Any]) -> None:
     header, *panels = sums(payload)
     assert panels == pytest.approx([header] * 3, rel=1e-9)
-    before, after = payload["clock"]["step_us"]
+    before, after = payload["clock"]["takes_us"]
     deltas = [one["delta_us"] for one in payload["passes"] if one["delta_us"] is not None]
     assert sum(deltas) == pytest.approx(after - before, abs=1e-9 * before)
 

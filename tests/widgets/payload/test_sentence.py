@@ -139,16 +139,16 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     assert before > 800
     host_us = HOST_US * after
     assert host_us > 1000 > 100 > shown["clock"]["step_us"][1]
-    assert shown["clock"]["launch_us"] == [pytest.approx(HOST_US * before), pytest.approx(host_us)]
+    assert shown["clock"]["takes_us"] == [pytest.approx(HOST_US * before), pytest.approx(host_us)]
     assert shown["clock"]["launches"] == [before, after]
     most, place = re.findall(r" ([\d,]+) of [\d,]+ are at (test_sentence\.py:\d+); ", shown["sentence"]["head"])[0]
     assert after / 2 < int(most.replace(",", "")) <= after
     assert shown["slowest"]["said"] == f"most kernels: {place}, {most} of {after:,} kernels"
     us = time_text(shown["clock"]["step_us"][0])
-    bound = (
-        f"Launches are slow here: {before:,} kernels take {time_text(HOST_US * before)} to launch and {us} to run; the "
+    bound = f"Launches are slow: on an example GPU (H100 SXM), modelled, {before:,} kernels take "
+    bound += (
+        f"{time_text(HOST_US * before)} to launch and {us} to run; the passes leave {after:,}, {time_text(host_us)}. "
     )
-    bound += f"passes leave {after:,}, {time_text(host_us)}. Modelled on an example GPU (H100 SXM): "
     bound += f"{most} of {after:,} are at {place}; fewer kernels help most."
     assert bound.startswith(shown["sentence"]["lead"])
     said, head = shown["sentence"]["said"], shown["sentence"]["head"]
@@ -169,12 +169,12 @@ def slow(line_amount: float, **more: Any) -> Slowest:
         (
             slow(12.0),
             ", 25 % of it in h.*.attn ×2 (gpt.py:18 alone 10 %)",
-            ": 30 of 120 are in h.*.attn ×2, 12 at gpt.py:18",
+            "30 of 120 are in h.*.attn ×2, 12 at gpt.py:18",
         ),
-        (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", ": 30 of 120 are in h.*.attn ×2 (gpt.py:18)"),
-        (slow(12.0, line=""), ", 25 % of it in h.*.attn ×2", ": 30 of 120 are in h.*.attn ×2"),
-        (slow(30.0, paths=(), name="18: x"), ", 25 % of it at gpt.py:18", ": 30 of 120 are at gpt.py:18"),
-        (None, "", ""),
+        (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", "30 of 120 are in h.*.attn ×2 (gpt.py:18)"),
+        (slow(12.0, line=""), ", 25 % of it in h.*.attn ×2", "30 of 120 are in h.*.attn ×2"),
+        (slow(30.0, paths=(), name="18: x"), ", 25 % of it at gpt.py:18", "30 of 120 are at gpt.py:18"),
+        (None, "", "Fewer"),
     ],
 )
 def test_the_first_sentence_says_what_is_slow_and_at_which_line(
@@ -189,11 +189,10 @@ def test_the_first_sentence_says_what_is_slow_and_at_which_line(
     said = sentence_record(bound, rows, found, [], True, {})["head"]
     first, then = said.split(". ")
     launching = f"{time_text(120 * HOST_US)} to launch"
-    assert re.fullmatch(
-        rf"Launches are slow here: 120 kernels take {launching} and .* to run; the passes leave 9, .*", first
-    )
-    told = f"Modelled on an example GPU (a GPU){of_launches}; fewer kernels help most"
-    assert then == f"{told}, and cuda_graph=True launches all at once."
+    on = r"Launches are slow: on an example GPU \(a GPU\), modelled, 120 kernels"
+    assert re.fullmatch(rf"{on} take {launching} and .* to run; the passes leave 9, .*", first)
+    said = "Fewer" if found is None else f"{of_launches}; fewer"
+    assert then == f"{said} kernels help most, and cuda_graph=True launches all at once."
 
 
 def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
@@ -225,7 +224,7 @@ def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:
 
 def test_a_step_of_large_kernels_is_not_and_one_that_was_measured_says_what_it_took() -> None:
     large = tiny_ops(2, 4096)
-    assert payload(large)["clock"]["launch_us"] is None
+    assert payload(large)["clock"]["launches"] is None
     assert "launching" not in payload(large)["sentence"]["said"]
     assert "launching" not in payload(variant(), clock=clock("measured on"))["sentence"]["said"]
 
@@ -244,7 +243,8 @@ def test_the_findings_that_lead_are_the_first_actions() -> None:
     assert f" First to mend: {actions[0]['title']}" in shown["sentence"]["said"]
     (first,) = [one for one in left if one["title"] == actions[0]["title"]]
     # The step is bound by launches: a share of its kernels' time would tell nothing.
-    assert actions[0]["worth"] == f"{len(first['values'])} launches, {time_text(HOST_US * len(first['values']))}"
+    count = len(first["values"])
+    assert actions[0]["worth"] == f"spares up to {count} launches, {time_text(HOST_US * count)}"
     assert "(" not in actions[0]["worth"]
 
 
@@ -363,12 +363,12 @@ def test_in_a_step_that_waits_for_launches_what_spares_most_leads() -> None:
             (y @ weight).square().mean().add(large.mean()).backward()
             optimizer.step()
     shown = payload(c.optimize(fuse=False))
-    assert shown["clock"]["launch_us"]
+    assert shown["clock"]["launches"]
     first, *_, last = shown["sentence"]["actions"]
     assert first["title"].startswith("a loop launches")
-    assert re.fullmatch(r"\d+ launches, [\d.]+ .s", first["worth"])
+    assert re.fullmatch(r"spares up to \d+ launches, [\d.]+ .s", first["worth"])
     assert "takes a notable share" in last["title"]
-    assert re.fullmatch(r"no launch; .* of its kernels", last["worth"])
+    assert re.fullmatch(r"minor: .* of kernels, no launch", last["worth"])
     assert next(one["title"] for one in shown["findings"] if not one["is_mended"]) == first["title"]
 
 
@@ -441,7 +441,7 @@ def test_of_one_kernel_fewer_are_no_help() -> None:
     x = torch.randn(3)
     said = payload(tracefuse.capture(x.exp).optimize())["sentence"]
     text = str(said)
-    assert "The launch is slow here: the one kernel takes 8.4 µs to launch and <1 ns to run." in text
+    assert "the one kernel takes 8.4 µs to launch and <1 ns to run." in text
     assert "fewer kernels" not in text
 
 

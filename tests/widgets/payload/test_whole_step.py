@@ -74,7 +74,7 @@ def test_pad_says_what_it_left_and_why_beside_an_update_that_it_has_nothing_to_d
     (record,) = [one for one in variant.passes if one.name == "pad"]
     said = row(variant, "pad")["needs"]
     assert [len(one["values"]) for one in left] == [3] == [len(record.decisions)]
-    assert said.startswith("left 3 values: ")
+    assert said.startswith("changed none of 3 values: ")
     assert any(decision.reason in said for decision in record.decisions)
 
 
@@ -92,7 +92,9 @@ def test_pad_takes_the_unaligned_matmuls_of_a_head_that_could_be_in_chunks() -> 
     assert pad["needs"] == ""
     assert len(pad["decisions"]) == 3
     assert not chunks["changed"]
-    assert chunks["needs"].startswith("left 1 value: matmuls over 10,001 classes are slow in chunks too, and `pad`")
+    assert chunks["needs"].startswith(
+        "changed none of 1 value: matmuls over 10,001 classes are slow in chunks too, and `pad`"
+    )
 
 
 def test_pad_is_told_of_the_passes_before_it_alone_and_of_how_many_they_took() -> None:
@@ -109,7 +111,7 @@ def test_pad_is_told_of_the_passes_before_it_alone_and_of_how_many_they_took() -
 
     assert said(taken, pad, behind) == "simplify replaced 2 of the 3 unaligned matmuls before"
     assert said(taken, behind, pad) == "simplify and fuse replaced the 3 unaligned matmuls before"
-    assert said(pad, behind) == "left 3 unaligned matmuls"
+    assert said(pad, behind) == "changed none of 3 unaligned matmuls"
 
 
 def test_a_pass_that_changed_the_update_alone_shows_its_figures() -> None:

@@ -44,7 +44,7 @@ export function signedBytes(by) {
 }
 
 /** By the clock of the headline: measured alone where that is the device that was measured. @param {PassRecord} one @param {Clock} clock @param {string} place @returns {Effect} */
-function time({ delta_ms: alone, delta_us: us, without }, { kinds, device, chosen, step_us: steps }, place) {
+function time({ delta_ms: alone, delta_us: us, without }, { kinds, device, chosen, takes_us: steps }, place) {
   const known = alone && !alone.stale ? measured(alone) : null;
   if (known && chosen === "here") return known;
   if (us === null) return { text: "", mood: "none", title: "time: the pass did not run" };

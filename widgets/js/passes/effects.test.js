@@ -4,7 +4,7 @@ import test from "node:test";
 import { effects, isInPlace } from "./effects.js";
 
 const pass = { name: "cat", enabled: true, changed: true, error: null, ops: [10, 8], saved_bytes: [0, 2048], peak_bytes: [512, 512], delta_ms: null, delta_us: null, without: null };
-const clock = { kinds: ["measured", "predicted"], device: "X", chosen: "here", step_us: [9000, 8000] };
+const clock = { kinds: ["measured", "predicted"], device: "X", chosen: "here", takes_us: [9000, 8000] };
 const summary = { ops: [20, 7], saved_bytes: [0, 1024], peak_bytes: [4096, 2048] };
 const of = (one, by = clock) => effects(one, { clock: by, summary });
 const texts = (one) => of(one).map(({ text }) => text);

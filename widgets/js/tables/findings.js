@@ -33,7 +33,7 @@ export class FindingsPanel {
     this.live = live;
     const focused = this.element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : undefined;
     const { findings } = payload;
-    const isLaunched = payload.clock?.launch_us && findings.length > 0;
+    const isLaunched = payload.clock?.launches && findings.length > 0;
     this.element.replaceChildren(...(isLaunched ? [h("p", { class: "tf-note", "data-testid": "tf-bound" }, LAUNCHING)] : []), ...(findings.length > 0 ? findings.map((one) => this.card(one)) : nothing(payload.looked_for)), ...this.small(payload));
     if (focused) find(this.element, focused)?.focus({ preventScroll: true });
   }
@@ -51,8 +51,8 @@ export class FindingsPanel {
   launched({ launches, is_mended: isMended }) {
     const { clock } = /** @type {Payload} */ (this.payload);
     const count = Math.round(launches);
-    if (!clock?.launches || !clock.launch_us || !count) return null;
-    const us = (count * clock.launch_us[1]) / clock.launches[1];
+    if (!clock?.launches || !count) return null;
+    const us = (count * clock.takes_us[1]) / clock.launches[1];
     return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${count.toLocaleString("en")}${isMended ? " as captured" : ""}, ${formatTime(us)} to launch`);
   }
 

@@ -84,7 +84,7 @@ export class TreePanel {
     this.unit = unitOf(this.tree.total);
     this.hasUpdate = payload.update !== null;
     this.body.classList.toggle("tf-tree-with-update", this.hasUpdate);
-    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : label }, kind === "name" ? `${label}, in ${this.unit?.name}` : label)));
+    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : label }, kind === "name" ? `${label}, ${payload.clock.launches ? "kernels run, " : ""}in ${this.unit?.name}` : label)));
   }
 
   /** Whose times these are, and which module to look at first. */
@@ -97,7 +97,7 @@ export class TreePanel {
     const said = kind === "modelled" ? kind : `${kind} ${kind === "measured" ? "on" : "for"} ${clock.device}`;
     const parts = [h("span", { class: "tf-note", title: clock.provenance.join("; before: "), "data-testid": "tf-tree-clock" }, said)];
     if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
-    if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of ${clock.launch_us ? "the kernels’ time" : "the step"}.`));
+    if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of ${clock.launches ? "the kernels’ time" : "the step"}.`));
     if (slowest) parts.unshift(h("button", { class: "tf-chip", onclick: () => this.slowest && this.goTo(this.slowest[0]), title: `Go to it. ${slowest.line}`, "data-testid": "tf-tree-slowest" }, "▲ ", slowest.said));
     this.says.replaceChildren(...parts);
   }

@@ -54,9 +54,10 @@ function inBrief({ fix }) {
 function card(action, finding, id, number, act) {
   const { title, worth, key, kind, by } = action;
   const [place] = finding.source.split("  ");
-  const brief = by.length > 0 ? "" : inBrief(finding);
-  const told = `${by.length > 0 ? `${by.join(" and ")} mends this already: ` : ""}${title}: ${worth}${kind && `, ${kind}`}`;
-  return h("button", { class: `tf-action-card${by.length > 0 ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, by.length > 0 ? `✓ ${by.join(" ")}` : number), h("span", null, title, brief && h("small", null, brief), place && h("small", null, h("code", null, place)), worthOf(action)));
+  const isDone = by.length > 0;
+  const brief = isDone ? "mended already" : inBrief(finding);
+  const told = `${isDone ? `${by.join(" and ")} mends this already, nothing is to edit: ` : ""}${title}${worth && `: ${worth}`}${kind && `, ${kind}`}`;
+  return h("button", { class: `tf-action-card${isDone ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, isDone ? `✓ ${by.join(" ")}` : number), h("span", null, title, brief && h("small", null, brief), place && h("small", null, h("code", null, place)), worthOf(action)));
 }
 
 /** @param {Action} action */

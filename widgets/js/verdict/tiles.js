@@ -65,10 +65,10 @@ function pill([before, after], blocked) {
 function timeTile(payload, live) {
   const { clock, timing, blocked } = payload;
   const kind = clock.kinds[1];
-  const [texts, unit] = paired(clock.launch_us ?? clock.step_us, spans);
+  const [texts, unit] = paired(clock.takes_us, spans);
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
   const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
-  const below = isTimed ? ratio(row, payload) : clock.launch_us ? note(`kernels ${clock.step_us.map(formatTime).join(" → ")}`, `the step takes what the host needs to launch its kernels; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.step_us, blocked);
+  const below = isTimed ? ratio(row, payload) : clock.launches ? note(`kernels ${clock.step_us.map(formatTime).join(" → ")}`, `the step takes what the host needs to launch its kernels; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.takes_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
   return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
