@@ -75,7 +75,7 @@ function timeTile(payload, live) {
 
 /** Beside the change the launches of a GPU, where these are fewer. @param {Payload} payload */
 function opsBelow({ summary: { ops }, clock: { launches }, blocked }) {
-  const onGpu = launches && launches[0] < ops[0] && note(` ${launches.join(" → ")} on a GPU`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor");
+  const onGpu = launches && launches[0] < ops[0] && note(` GPU: ${launches.join(" → ")}`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor");
   return h("span", null, pill(ops, blocked), onGpu);
 }
 
