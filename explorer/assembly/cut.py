@@ -122,7 +122,11 @@ def _refusal(built: Built, recording: Recording, again: Sequence[fx.Node], stepp
             )
     if built.wrote_to_views:
         line = where(built.wrote_to_views[0].origin.source)
-        return f"the update writes to views of its tensors{line}, and no trace of its own can hold that"
+        return (
+            f"the update writes to views of its tensors{line}, and no trace of its own can hold that. Let the optimizer "
+            "write to its tensors themselves; where a parameter is complex, keep its real and imaginary parts "
+            "(`nn.Parameter(torch.view_as_real(weight))`), and make it of them in the forward (`torch.view_as_complex`)"
+        )
     if not again:
         return ""
     return (

@@ -337,7 +337,8 @@ def _carried(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, st
         if there in recording.externals and _is_data(value, roles, names) and _is_data(there, roles, names):
             continue
         found = next((known[value] for known in names if value in known), "")
-        adds = there.base in _computed_from({value.base}, recording.calls)
+        made = _computed_from({value.base}, recording.calls)
+        adds = there.base in made or there.memory in {one.memory for one in made - {value.base}}  # `ema.data = …`
         yield Carried(found, source or _stored(recorder, value), math.prod(there.shape) == 1, adds)
     for value in recording.others - recording.carried.keys():
         if value in recording.snapshots and value in names[0] and _is_data(value, roles, names):

@@ -8,6 +8,7 @@ import torch
 from torch._ops import HigherOrderOperator
 
 from tracefuse.errors import CaptureError
+from tracefuse.lines.statements import gives_memory
 from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, Recording, Value
 from tracefuse.recording.frames import is_torchs_or_ours
@@ -105,9 +106,10 @@ def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
     it held is gone."""
     for value in inputs:
         if value in recording.replaced:
+            source = recording.replaced[value] or _giving_memory(recording)
             raise CaptureError(
                 "the program gives one of its inputs new data, which no operator tells of and which loses what the input held"
-                f"{where(recording.replaced[value])}. Write `with torch.no_grad(): tensor.copy_(...)` instead of "
+                f"{where(source)}. Write `with torch.no_grad(): tensor.copy_(...)` instead of "
                 "`tensor.data = ...`, and move modules (`.to()`, `.double()`) before the capture."
             )
         if value in recording.freed:
@@ -116,6 +118,13 @@ def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
                 f"offloading do){where(recording.freed[value])}, and what the input held is gone. Capture the module before "
                 "it is wrapped, or a piece that leaves the memory of its inputs alone."
             )
+
+
+def _giving_memory(recording: Recording) -> Source | None:
+    """The last line that gives a tensor other memory, as far as its text tells: of a weight that got its own behind the update
+    only the next step's forward sees it."""
+    sources = (call.origin.source for call in reversed(recording.calls))
+    return next((one for one in sources if one is not None and gives_memory(one.text)), None)
 
 
 def where(source: Source | None) -> str:

@@ -22,8 +22,8 @@ aten = torch.ops.aten
 OLD_GRADIENT = "old gradient"
 """The name of what the step before has left in a `.grad` that this one gives up."""
 
-_MOVES = {aten._to_copy.default, aten.lift_fresh.default}
-_ON_THE_WAY = {aten._to_copy.default, aten.detach.default}
+_MOVES = {aten._to_copy.default, aten.lift_fresh.default, aten.clone.default}
+_ON_THE_WAY = {aten._to_copy.default, aten.clone.default, aten.detach.default}
 _SCALES = {aten.mul.Tensor, aten.div.Tensor}
 
 GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
@@ -203,7 +203,7 @@ def _given_to_modules(recording: Recording, arguments: Mapping[Value, Argument])
 
 
 def _names_of_moved(recording: Recording, called: Mapping[Value, str]) -> dict[Value, str]:
-    """By what was moved to a device, or to another type, the variable that held what came of it."""
+    """By what was moved to a device, or to another type, or copied, the variable that held what came of it."""
     came_of: dict[Value, Value] = {}
     for call in recording.calls:
         if call.func in _MOVES and isinstance(call.outs, Value) and isinstance(call.args[0], Value):

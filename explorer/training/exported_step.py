@@ -412,6 +412,11 @@ class Bound:
                     f"the optimizer has no {source}: before the step is bound, let it make a step (`optimizer.step()` behind "
                     "a backward), or load its state (`optimizer.load_state_dict`)"
                 )
+        owner = named.get(source.removesuffix("_grad"))
+        if source not in named and source.endswith("_grad") and owner is not None:
+            if owner.grad is None:  # a step that keeps its gradients begins with none
+                owner.grad = torch.zeros_like(owner)
+            return owner.grad
         if source not in named:
             order = f"pass {model_order()} as the model, or " if len(MODELS) > 1 else "pass "
             line = f", which {LOOSE[name]} reads," if LOOSE.get(name) else ""

@@ -334,7 +334,8 @@ def _check_weights(steps: Steps) -> None:
         raise ExportError(
             f"a step {side} step {steps.captured} reads other parameters than this one{where(steps.other_weights)}, and a "
             "compiled step reads the same ones at each call: compile one that runs all of them, or a step for each choice, "
-            "and call the one whose turn it is."
+            "and call the one whose turn it is; where the step gives a weight other data (`p.data = …`), write to it "
+            "(`with torch.no_grad(): p.copy_(…)`)."
         )
 
 

@@ -198,3 +198,54 @@ def test_so_it_is_where_only_one_step_was_seen(follow: Callable[[Tensor, Tensor]
         loop.step()
     with pytest.raises(ExportError, match=r"gives a tensor other memory .* write `average\.copy_\(…\)`"):
         captured.optimize().compile()
+
+
+def moved(average: Tensor, weight: Tensor) -> Tensor:
+    return average * 0.9 + weight * 0.1
+
+
+def given_by_a_function(average: Tensor, weight: Tensor) -> None:
+    average.data = moved(average.data, weight.data)
+
+
+def given_anew(average: Tensor, weight: Tensor) -> None:
+    average.data = weight.data.clone()
+
+
+@pytest.mark.parametrize("follow", [given_data, given_by_a_function, given_anew, copied])
+def test_an_average_that_moves_before_the_forward_reads_it_is_followed_or_refused(
+    follow: Callable[[Tensor, Tensor], None],
+) -> None:
+    """As MoCo moves its second encoder: what the captured step gave it is where the next step begins."""
+
+    def loop() -> tuple[Callable[[Tensor], None], nn.Linear, nn.Linear]:
+        torch.manual_seed(0)
+        query, key = nn.Linear(4, 3).double(), nn.Linear(4, 3).double().requires_grad_(False)
+        optimizer = torch.optim.SGD(query.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> None:
+            with torch.no_grad():
+                for average, weight in zip(key.parameters(), query.parameters(), strict=True):
+                    follow(average, weight)
+            optimizer.zero_grad()
+            (query(x) * key(x)).sum().backward()
+            optimizer.step()
+
+        return step, query, key
+
+    batches = torch.randn(7, 5, 4, dtype=torch.float64)
+    (step, *ours), (eager, *theirs) = loop(), loop()
+    with tracefuse.capture_step(n=3) as captured:
+        for x in batches[:4]:
+            step(x)
+    if follow is not copied:
+        with pytest.raises(ExportError, match=r"`\w+\.data = …`.*write (to it|`average)\b.*copy_\(…\)"):
+            captured.optimize().compile()
+        return
+    compiled = captured.optimize().compile()
+    for x in batches[4:]:
+        compiled(x)
+    for x in batches:
+        eager(x)
+    for mine, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.state_dict(), wanted.state_dict())

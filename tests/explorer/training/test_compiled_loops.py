@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import optim
 from whole_step_loops import (
+    NEAR,
     Accumulated,
     AccumulatedAfterwards,
     AccumulatedForever,
@@ -35,7 +38,9 @@ from whole_step_loops import (
     ZeroedAfterwards,
     ZeroedInPlace,
     ZeroedInPlaceAfterwards,
+    captured,
     check,
+    data_of,
 )
 
 HOLDS = [
@@ -49,6 +54,28 @@ HOLDS = [
 @pytest.mark.parametrize("kind", HOLDS)
 def test_ten_compiled_steps_leave_what_eager_leaves(kind: type[Loop]) -> None:
     check(kind)
+
+
+@pytest.mark.parametrize("kind", [ZeroedInPlace, ZeroedInPlaceAfterwards, NeverZeroed, AccumulatedInPlace])
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_the_file_of_a_loop_that_keeps_its_gradients_finds_them(
+    kind: type[Loop], has_gradients: bool, tmp_path: Path
+) -> None:
+    """In the parameters that it is bound to, also where these have none yet."""
+    data = data_of(10, kind.micro)
+    path = captured(kind(), data[:4]).export(tmp_path / "step.py")
+    eager, ours = kind(), kind()
+    for loop in (eager, ours):
+        for batch in data[:4]:
+            loop.step(*batch)
+        if not has_gradients:
+            loop.model.zero_grad()
+    step = runpy.run_path(str(path))["bind"](ours.model, ours.opt)
+    for batch in data[4:]:
+        step(*batch)
+        eager.step(*batch)
+    mine = ours.left()
+    assert max(float((mine[key] - one).abs().max()) for key, one in eager.left().items()) < NEAR
 
 
 # --- capturable, which torch keeps for GPUs: it computes there as here ------------------------------------------------

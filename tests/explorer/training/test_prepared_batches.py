@@ -521,3 +521,29 @@ def test_what_a_function_that_calls_the_model_prepares_the_step_prepares_by_itse
     losses = [float(step(*batch)) for batch in data[4:]]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected))  # they were computed in float32
     torch.testing.assert_close(ours.state_dict(), eager.state_dict())
+
+
+def test_a_batch_that_the_loop_copies_out_of_a_list_is_taken_as_it_came() -> None:
+    """Nothing but the copy has a name, and the step cuts its targets out of that."""
+    torch.manual_seed(0)
+    batches = [{"tokens": torch.randint(20, (3, 9)), "wanted": torch.randint(20, (3, 9))} for _ in range(9)]
+
+    def train(model: nn.Module, opt: optim.Optimizer, steps: range) -> None:
+        for at in steps:
+            tokens, wanted = batches[at]["tokens"].clone(), batches[at]["wanted"].clone()
+            loss = F.cross_entropy(model(tokens)[:, :-1].reshape(-1, 20), wanted[:, 1:].reshape(-1))
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+
+    ours = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 20)).double()
+    eager, opt = copy.deepcopy(ours), optim.SGD(ours.parameters(), 0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        train(ours, opt, range(4))
+    step = c.optimize().compile()
+    assert step.inputs == ("tokens", "wanted")
+    for batch in batches[4:]:
+        step(**batch)
+    train(eager, optim.SGD(eager.parameters(), 0.1, fused=True), range(9))
+    theirs = eager.state_dict()
+    assert max(float((mine - theirs[name]).abs().max()) for name, mine in ours.state_dict().items()) < NEAR

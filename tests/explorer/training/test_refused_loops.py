@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
+from torch.utils.checkpoint import checkpoint
 from whole_step_loops import NEAR, Adversaries, AveragedByHand, Closure, Counted, Groups, Loop, captured, check, data_of
 
 import tracefuse
@@ -144,6 +145,39 @@ class DetachedScaled(Advantages):
         return said.detach() / 2
 
 
+class CheckpointedNorm(Loop):
+    """The backward runs the batch norm once more, which moves its averages once more."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(checkpoint(self.model, x, use_reentrant=False), y)
+
+
+class NormBeforeCheckpoint(Loop):
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(checkpoint(self.model[2:], self.model[:2](x), use_reentrant=False), y)
+
+
+class Phases(Loop):
+    """A complex parameter, which optimizers update by views of it as real numbers; kept as real ones it holds."""
+
+    is_real = False
+
+    def prepare(self) -> None:
+        turned = torch.randn(4, dtype=torch.complex128)
+        self.phases = nn.ParameterList([torch.view_as_real(turned).clone() if self.is_real else turned])
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.Adam([*self.model.parameters(), *self.phases], lr=0.01)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        turned = torch.view_as_complex(self.phases[0]) if self.is_real else self.phases[0]
+        return F.mse_loss(self.model((x * turned).abs()), y)
+
+
+class RealPhases(Phases):
+    is_real = True
+
+
 class InTurn(Loop):
     """Two heads, each of which is trained every second time."""
 
@@ -188,6 +222,8 @@ REFUSED = {
     EverySecond: (r"the step after step 3 ran other ops: \d+ ops more .*leave what only some steps run out of the loop", Loop),
     Advantages: (r": leave out the `.item\(\)`, .* it \(.*:\d+  return said.item\(\)\), .*`t.detach\(\)`", DetachedAdvantages),
     Scaled: (r"; where it is made of what the host reads of a tensor in .*:\d+  return said.item\(\) / 2, ", DetachedScaled),
+    CheckpointedNorm: (r"^the backward runs .*\(self.model, x.* 1.num_batches.* outside of it\.$", NormBeforeCheckpoint),
+    Phases: (r"^the update writes to views of its tensors .*complex, .*\(`torch.view_as_complex`\)\.$", RealPhases),
     InTurn: (r"reads other parameters than this one .*head\(self.model\(x\)\).*compile one that runs all", Together),
     Rollouts: (r"ran other ops: [^:]*, in .*:\d+  self.old = self.model\(2 \* x\)\. .* capture one that is repeated", None),
 }  # fmt: skip
