@@ -119,22 +119,18 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> li
     launching = [time_text(launching_us(one)) for one in clock.launches]
     takes = f"{launching[0]} to launch and {time_text(clock.times[0].step_us)} to run"
     if counts[0] == "1":
-        return [f"The launch is slow: on {_place(clock)}, modelled, the one kernel takes {takes}."]
-    left = f"; the passes leave {counts[1]}, {launching[1]}" if counts[0] != counts[1] else ""
+        return [f"The GPU waits for the launch: on {_place(clock)}, modelled, the one kernel takes {takes}."]
+    left = f"; tracefuse's passes would leave {counts[1]}, {launching[1]}" if counts[0] != counts[1] else ""
     then = f"fewer kernels help most{', and cuda_graph=True launches all at once' * can_be_graphed}."
     return [
-        f"Launches are slow: on {_place(clock)}, modelled, {counts[0]} kernels take {takes}{left}.",
+        f"The GPU waits for launches: on {_place(clock)}, modelled, {counts[0]} kernels take {takes}{left}.",
         f"{_whose(slow)}; {then}" if slow else f"F{then[1:]}",
     ]
 
 
 def _whose(slow: Slowest) -> str:
-    """`228 of 373 are in h.*.attn ×12, 72 at gpt.py:18`."""
-    count = f"{slow.amount:,.0f} of {slow.of:,.0f} are"
-    if not slow.paths:
-        return f"{count} at {slow.label}"
-    at = f" ({slow.place})" if slow.is_one_line else f", {slow.line_amount:,.0f} at {slow.place}"
-    return f"{count} in {slow.label}{at * bool(slow.place)}"
+    """`228 of 373 are in h.*.attn ×12`; the levers have lines."""
+    return f"{slow.amount:,.0f} of {slow.of:,.0f} are {'in' if slow.paths else 'at'} {slow.label}"
 
 
 def _halves(rows: Layers) -> list[str]:

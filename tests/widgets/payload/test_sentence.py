@@ -145,10 +145,9 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     assert after / 2 < int(most.replace(",", "")) <= after
     assert shown["slowest"]["said"] == f"most kernels: {place}, {most} of {after:,} kernels"
     us = time_text(shown["clock"]["step_us"][0])
-    bound = f"Launches are slow: on an example GPU (H100 SXM), modelled, {before:,} kernels take "
-    bound += (
-        f"{time_text(HOST_US * before)} to launch and {us} to run; the passes leave {after:,}, {time_text(host_us)}. "
-    )
+    bound = f"The GPU waits for launches: on an example GPU (H100 SXM), modelled, {before:,} kernels take "
+    bound += f"{time_text(HOST_US * before)} to launch and {us} to run; tracefuse's passes would leave {after:,}, "
+    bound += f"{time_text(host_us)}. "
     bound += f"{most} of {after:,} are at {place}; fewer kernels help most."
     assert bound.startswith(shown["sentence"]["lead"])
     said, head = shown["sentence"]["said"], shown["sentence"]["head"]
@@ -169,9 +168,9 @@ def slow(line_amount: float, **more: Any) -> Slowest:
         (
             slow(12.0),
             ", 25 % of it in h.*.attn ×2 (gpt.py:18 alone 10 %)",
-            "30 of 120 are in h.*.attn ×2, 12 at gpt.py:18",
+            "30 of 120 are in h.*.attn ×2",
         ),
-        (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", "30 of 120 are in h.*.attn ×2 (gpt.py:18)"),
+        (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", "30 of 120 are in h.*.attn ×2"),
         (slow(12.0, line=""), ", 25 % of it in h.*.attn ×2", "30 of 120 are in h.*.attn ×2"),
         (slow(30.0, paths=(), name="18: x"), ", 25 % of it at gpt.py:18", "30 of 120 are at gpt.py:18"),
         (None, "", "Fewer"),
@@ -189,8 +188,8 @@ def test_the_first_sentence_says_what_is_slow_and_at_which_line(
     said = sentence_record(bound, rows, found, [], True, {})["head"]
     first, then = said.split(". ")
     launching = f"{time_text(120 * HOST_US)} to launch"
-    on = r"Launches are slow: on an example GPU \(a GPU\), modelled, 120 kernels"
-    assert re.fullmatch(rf"{on} take {launching} and .* to run; the passes leave 9, .*", first)
+    on = r"The GPU waits for launches: on an example GPU \(a GPU\), modelled, 120 kernels"
+    assert re.fullmatch(rf"{on} take {launching} and .* to run; tracefuse's passes would leave 9, .*", first)
     said = "Fewer" if found is None else f"{of_launches}; fewer"
     assert then == f"{said} kernels help most, and cuda_graph=True launches all at once."
 

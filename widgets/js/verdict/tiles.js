@@ -129,5 +129,6 @@ export function ownTime({ runs_triton: runsTriton, timing, clock }) {
   const took = `On this CPU a step took ${figure(row.baseline_ms.median)}`;
   if (!row.variant_ms || timing.stale) return `${took} ms, measured.`;
   const isSeen = row.verdict === "faster" || row.verdict === "slower";
-  return isSeen ? `${took} → ${figure(row.variant_ms.median)} ms, measured.` : `${took} ms, measured; with the passes: ${row.verdict}.`;
+  const why = row.verdict === "slower" ? ", whose kernels need a GPU" : "";
+  return isSeen ? `${took} ms, measured; with the passes ${figure(row.variant_ms.median)} ms${why}.` : `${took} ms, measured; with the passes: ${row.verdict}.`;
 }
