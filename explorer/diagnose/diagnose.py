@@ -41,7 +41,7 @@ from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
 from tracefuse.findings.order import below_text, in_order, with_launches
 from tracefuse.lint import LINTS
-from tracefuse.measure.launches import MEASURED, launches, launching_us
+from tracefuse.measure.launches import HOST_US, MEASURED, launches
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.datasheets import DataSheet
@@ -64,7 +64,7 @@ class Findings(tuple[Finding, ...]):
     """In the order of `tracefuse.findings.order`. Prints as paragraphs, with what measures modelled times; without any, as
     what was looked for. `below` are those whose share of the step is too small to be told, `ignored` those that a comment on
     their line hides: see `tracefuse.findings.ignored`. `launching` says that the step is bound by launches, where it is, and
-    `launches` how many it has there."""
+    `launches` how many it has, where its times are modelled."""
 
     provenance: str
     looked_for: Iterable[str]
@@ -83,7 +83,7 @@ class Findings(tuple[Finding, ...]):
         launches: float = 0,
     ) -> Self:
         shown, hidden = parted(found)
-        made = super().__new__(cls, in_order((one for one in shown if not one.is_below), launches))
+        made = super().__new__(cls, in_order((one for one in shown if not one.is_below), launches if launching else 0))
         made.below = Small(one for one in shown if one.is_below)
         made.launching, made.launches = launching, launches
         made.provenance, made.looked_for = provenance, looked_for or looked_for_in_traces()
@@ -236,20 +236,26 @@ def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
     asked = [detector for detector, makes in DETECTORS.items() if not wanted.isdisjoint(makes)]
     found = [_in_the_project(finding, lines) for detector in asked for finding in detector(case)]
     found = [finding for finding in found if not _is_inside(finding, case)]
-    found, each = _told_once(found), _launches(case)
-    if case.times.kind != "modelled" or launching_us(each) <= case.step_us:
+    found = _told_once(found)
+    if case.times.kind != "modelled":
         return Findings(found, case.times.provenance)
-    count = sum(each.values())
-    launching = (
-        f"The step is bound by launches: its {count:,.0f} ops are modelled to run {time_text(case.step_us)}, and launching "
-        f"them takes the host {time_text(launching_us(each))}: {MEASURED}. What counts is how many ops a fix spares."
-    )
-    return Findings(with_launches(found, each), case.times.provenance, launching=launching, launches=count)
-
-
-def _launches(case: Case) -> dict[str, float]:
+    halves = launches(case.trace)
     stepped = () if case.program.update is None else case.program.update.stepped
-    return launches(case.trace) | ({} if case.update is None else launches(case.update, stepped))
+    late = {} if case.update is None else launches(case.update, stepped)
+    count = sum(halves.values()) + sum(late.values())
+    # Names of kernels may be those of both.
+    found = with_launches(found, late | halves)
+    return Findings(found, case.times.provenance, launching=_launching(case, count), launches=count)
+
+
+def _launching(case: Case, launches: float) -> str:
+    """That the host takes longer to launch the step's kernels than they are modelled to run; "" where it does not."""
+    if HOST_US * launches <= case.step_us:
+        return ""
+    return (
+        f"The step is bound by launches: its {launches:,.0f} kernels are modelled to run {time_text(case.step_us)}, and "
+        f"launching them takes the host {time_text(HOST_US * launches)}: {MEASURED}. What counts is how many a fix spares."
+    )
 
 
 def _is_inside(finding: Finding, case: Case) -> bool:

@@ -48,7 +48,7 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
         if any(name.startswith("aten._fused_") for name in called):
             continue
         us, least, moved = update.us(nodes), _least_bytes(update.trace, nodes), sum(map(bytes_moved, nodes))
-        each = launches(update.trace, [step])
+        each = launches(update.trace, case.program.update.stepped)
         count = sum(each[node.name] for node in nodes)
         spared_us, host_us = _spared_us(update, nodes), HOST_US * count
         alone = sum("_foreach_" not in name for name in called)
@@ -80,7 +80,7 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
 
 def _counted(launched: float, ops: int) -> str:
     """How many ops a host launches for so many of the trace's."""
-    return f"{ops} ops" if launched == ops else f"{launched:.0f} lists of ops on a GPU, whose default they are"
+    return f"{ops} ops" if launched == ops else f"{launched:.0f} lists on a GPU, which updates list by list by default"
 
 
 def _is_op(node: fx.Node) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tracefuse.assembly.program import Stepped
-from tracefuse.optimizers.ops import does_work
+from tracefuse.optimizers.ops import does_work, grouped
+from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.trace import Trace, is_on_gpu, origin, phase
 
 HOST_US = 8.4
@@ -21,18 +22,31 @@ MEASURED = f"the host's {HOST_US} µs per op was measured on an H200's"
 def launches(trace: Trace, stepped: Sequence[Stepped] = ()) -> dict[str, float]:
     """How many launches of a GPU's each op that does work is, by its name: one.
 
-    Of an optimizer's update that a CPU makes tensor by tensor, which of `stepped` a GPU makes list by list by default
-    (`foreach=None`), an op is its part of one: AdamW's 12 ops for each of 149 parameters are 12.
+    Of an optimizer's update that a CPU makes tensor by tensor, which of `stepped` a GPU makes list by list by default, an op
+    is its part of one: AdamW's 12 ops for each of 149 parameters are 12, at least, since a list has its limits. So is a kernel
+    that `fuse` makes of them, where `optimizer_step` makes one launch on a GPU.
     """
-    lists = {} if is_on_gpu(trace) else {str(one.source): len(one.group_of) for one in stepped if _is_by_lists(one)}
+    lists = {} if is_on_gpu(trace) else _lists(stepped)
     ops = [node for node in trace.ops if does_work(node)]
-    return {n.name: 1 / lists.get(str(origin(n).source), 1) if phase(n) == "update" else 1.0 for n in ops}
+    return {n.name: 1 / lists.get(origin(n).source, 1) if phase(n) == "update" else 1.0 for n in ops}
+
+
+def _lists(stepped: Sequence[Stepped]) -> dict[Source | None, float]:
+    """By the lines that step optimizers, all of which a GPU runs list by list, how many parameters a list has on average: each
+    group of an optimizer has lists of its own."""
+    found: dict[Source | None, float] = {}
+    for source, steps in grouped(stepped, lambda step: step.source).items():
+        groups = sum(len(set(step.group_of.values())) for step in steps)
+        if source is not None and groups and all(map(_is_by_lists, steps)):
+            found[source] = sum(len(step.group_of) for step in steps) / groups
+    return found
 
 
 def _is_by_lists(step: Stepped) -> bool:
-    """Whether a GPU runs it list by list, since nobody asks for anything else."""
-    return bool(step.group_of) and all(
-        group.get("foreach", False) is None and not group.get("fused") for group in step.groups
+    """Whether torch chooses lists on a GPU, since nobody asks for anything else."""
+    return all(
+        group.get("foreach", False) is None and group.get("fused") is None and not group.get("differentiable")
+        for group in step.groups
     )
 
 

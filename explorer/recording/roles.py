@@ -203,10 +203,14 @@ def _given_to_modules(recording: Recording, arguments: Mapping[Value, Argument])
 
 
 def _names_of_moved(recording: Recording, called: Mapping[Value, str]) -> dict[Value, str]:
-    """By what was moved to a device, or to another type, or copied, the variable that held what came of it."""
+    """By what was moved to a device, or to another type, or copied, the variable that held what came of it; none of a copy
+    that was written to, which is no longer what it was made of."""
     came_of: dict[Value, Value] = {}
+    written = {value.base for call in recording.calls for value in call.writes()}
     for call in recording.calls:
         if call.func in _MOVES and isinstance(call.outs, Value) and isinstance(call.args[0], Value):
+            if call.outs.base in written:
+                continue
             came_of[call.outs] = came_of.get(call.args[0], call.args[0])
     return {of: called[value] for value, of in came_of.items() if value in called}
 

@@ -226,13 +226,13 @@ def comparison_record(pair: tuple[tuple[int, Variant], tuple[int, Variant]], sta
                 "label": stands[at].label,
                 "name": said(variant.config),
                 "call": variant.config.as_code(),
-                "step_us": time.step_us,
+                "step_us": clock.takes_us(variant.whole),
                 "kind": time.kind,
                 "measured": measured_step(stands[at].measured.known, variant.config),
                 "provenance": time.provenance,
                 **step_size(variant)._asdict(),
             }
-            for (at, variant), time in zip(pair, times, strict=True)
+            for (at, variant), time, clock in zip(pair, times, clocks, strict=True)
         ],
         "options": _differing(one.config, other.config),
         "modules": [_module(row) for row in modules[:MOST_MODULES]],

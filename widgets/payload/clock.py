@@ -50,8 +50,7 @@ class Clock:
     program. `chosen` is one of `choices`, which are pairs of what names a device and what is shown for it. `peaks` are those
     that a kernel is held against: of a model the peaks that it was made with. `forecasts` are what was predicted here and
     measured later, `timed` the steps in µs that were timed on the program's own device. `launched` tells of any trace how many
-    launches each op is, where the times are modelled; `launches` are those before and after, where launching the shown step's
-    kernels takes longer than they run."""
+    launches each op is, where the times are modelled, and `each` of the steps before and after."""
 
     times: tuple[OpTimes, OpTimes]
     device: str
@@ -62,7 +61,21 @@ class Clock:
     forecasts: Mapping[Config, Forecast] = field(default_factory=dict)
     timed: Mapping[Config, float] = field(default_factory=dict)
     launched: Callable[[Trace], Mapping[str, float]] | None = None
-    launches: tuple[Mapping[str, float], Mapping[str, float]] | None = None
+    each: tuple[Mapping[str, float], Mapping[str, float]] | None = None
+
+    @property
+    def steps_us(self) -> tuple[float, float]:
+        """What the steps before and after take: their kernels, or launching them where that is modelled to take longer."""
+        before, after = (one.step_us for one in self.times)
+        if self.each is None:
+            return before, after
+        return max(before, launching_us(self.each[0])), max(after, launching_us(self.each[1]))
+
+    @property
+    def launches(self) -> tuple[Mapping[str, float], Mapping[str, float]] | None:
+        """The launches before and after, where launching the shown step's kernels takes longer than they run; else None."""
+        is_bound = self.each is not None and launching_us(self.each[1]) > self.times[1].step_us
+        return self.each if is_bound else None
 
     def record(self) -> dict[str, Any]:
         """Both steps, whose times they are, and which values of the shown program have a predicted one."""
@@ -72,9 +85,7 @@ class Clock:
             "kinds": [before.kind, after.kind],
             "step_us": [before.step_us, after.step_us],
             "launches": None if self.launches is None else [round(sum(one.values())) for one in self.launches],
-            "takes_us": [before.step_us, after.step_us]
-            if self.launches is None
-            else [max(t.step_us, launching_us(one)) for t, one in zip(self.times, self.launches, strict=True)],
+            "takes_us": list(self.steps_us),
             "provenance": [before.provenance, after.provenance],
             "predicted": sorted(after.predicted),
             "chosen": self.chosen,
@@ -121,9 +132,8 @@ def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str =
         return launches(trace, stepped)
 
     each = launched((baseline or variant.baseline).whole), launched(variant.whole)
-    bound = each if launching_us(each[1]) > times[1].step_us else None
     known = choices(variant, is_measured=False)
-    return Clock(times, device, of, chosen, known, peaks, launched=launched, launches=bound)
+    return Clock(times, device, of, chosen, known, peaks, launched=launched, each=each)
 
 
 def is_mesh(device: str) -> bool:

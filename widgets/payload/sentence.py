@@ -87,9 +87,11 @@ def _of_time(clock: Clock, slow: Slowest | None, is_on_gpu: bool, rows: Layers) 
 
 def _step(clock: Clock, slow: Slowest | None, is_on_gpu: bool) -> str:
     before, after = clock.times
-    us, is_same = time_text(after.step_us), abs(before.step_us - after.step_us) <= LEAST * before.step_us
-    why = ", whose kernels need a GPU" if after.step_us > before.step_us and not is_on_gpu else ""
-    was = "" if is_same else f"; {time_text(before.step_us)} before the passes{why}"
+    was_us, is_us = clock.steps_us
+    us, is_same = time_text(is_us), abs(was_us - is_us) <= LEAST * was_us
+    why = ", whose kernels need a GPU" if is_us > was_us and after.kind != "modelled" and not is_on_gpu else ""
+    waited = ", since it waited for launches" if was_us > before.step_us else ""
+    was = "" if is_same else f"; {time_text(was_us)} before the passes{why}{waited}"
     where = _where(slow)
     if after.kind != "modelled":
         return f"A step takes {us} on {clock.device}, {after.kind}{where}{was}."
@@ -115,22 +117,31 @@ def _place(clock: Clock) -> str:
 def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> list[str]:
     """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
     assert clock.launches is not None
-    counts = [f"{round(sum(one.values())):,}" for one in clock.launches]
-    launching = [time_text(launching_us(one)) for one in clock.launches]
-    takes = f"{launching[0]} to launch and {time_text(clock.times[0].step_us)} to run"
-    if counts[0] == "1":
-        return [f"The GPU waits for the launch: on {_place(clock)}, modelled, the one kernel takes {takes}."]
-    left = f"; tracefuse's passes would leave {counts[1]}, {launching[1]}" if counts[0] != counts[1] else ""
-    then = f"fewer kernels help most{', and cuda_graph=True launches all at once' * can_be_graphed}."
-    return [
-        f"The GPU waits for launches: on {_place(clock)}, modelled, {counts[0]} kernels take {takes}{left}.",
-        f"{_whose(slow)}; {then}" if slow else f"F{then[1:]}",
-    ]
+    counts = [round(sum(one.values())) for one in clock.launches]
+    launching = [launching_us(one) for one in clock.launches]
+    running = [one.step_us for one in clock.times]
+    was, now = (f"{time_text(a)} to launch and {time_text(b)} to run" for a, b in zip(launching, running, strict=True))
+    first = f"The GPU waits for launches: on {_place(clock)}, modelled, "
+    one = "one kernel takes"
+    if counts[0] == counts[1]:
+        first += f"{f'{counts[1]:,} kernels take' if counts[1] > 1 else one} {now}."
+    elif launching[0] > running[0]:
+        first += f"{counts[0]:,} kernels take {was}; tracefuse's passes would leave {counts[1]:,}, {time_text(launching[1])}."
+    else:
+        before = f"{counts[0]:,} kernels run {time_text(running[0])} before"
+        first += f"the {counts[1]:,} kernels that tracefuse's passes leave take {now}; {before}."
+    graph = "cuda_graph=True launches all at once" * can_be_graphed
+    helps = f"fewer kernels help most{f', and {graph}' * can_be_graphed}" if counts[1] > 1 else graph
+    then = "; ".join(filter(None, [_whose(slow) if slow and counts[1] > 1 else "", helps]))
+    return [first, f"{then[0].upper()}{then[1:]}."] if then else [first]
 
 
 def _whose(slow: Slowest) -> str:
     """`228 of 373 are in h.*.attn ×12`; the levers have lines."""
-    return f"{slow.amount:,.0f} of {slow.of:,.0f} are {'in' if slow.paths else 'at'} {slow.label}"
+    is_one = round(slow.amount) == 1
+    return (
+        f"{slow.amount:,.0f} of {slow.of:,.0f} {'is' if is_one else 'are'} {'in' if slow.paths else 'at'} {slow.label}"
+    )
 
 
 def _halves(rows: Layers) -> list[str]:

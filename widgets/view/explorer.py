@@ -99,6 +99,7 @@ class Explorer(Keeping):
             key=self.still.key,
             timeline=None if last is None else timeline_record(last),
         )
+        self._given_up = False
         self.on_msg(self._on_message)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -187,14 +188,13 @@ class Explorer(Keeping):
     def measure(self, within_s: float = math.inf) -> None:
         """Time the shown variant against the baseline, with progress in the view; an error is shown there too.
 
-        It stops behind the replay that passes `within_s` seconds. What was measured until then is shown if it is enough, and
-        where it is not, the view says so in place of an error.
+        What takes longer than `within_s` seconds is given up between two replays, unless it is enough by then, and the view
+        says so in place of an error. The profile, op by op, is not begun any more then.
         """
+        self._given_up = False
         self._run("timing", self._measure, within_s)
-        if self._task.is_late and self.payload["timing"] is None:
-            self._tell(
-                text=f"Not measured: a cell waits {within_s:.0f} s unasked, and this takes longer. Press Measure."
-            )
+        if self._given_up:
+            self._tell(text=f"Not measured: this takes longer than {within_s:.0f} s. Press Measure.")
 
     def ablate(self) -> None:
         """Time each pass that is on by leaving it out, with progress in the view; an error is shown there too."""
@@ -235,6 +235,7 @@ class Explorer(Keeping):
                 )
                 self.measured.note(variant, baseline)
                 self.measured.clocks.note(variant, baseline, forecast)
+                self.show()
                 if not task.is_cancelled():
                     self._progress(1.0, "profiling op by op")
                     found = timeline_record(self.measured.profile(variant, baseline, self._progress))
@@ -243,6 +244,7 @@ class Explorer(Keeping):
         except Cancelled:
             if not task.is_late:
                 raise
+            self._given_up = True
         self.show()
 
     def _budget_of(self, variant: Variant, baseline: Variant | None) -> float:

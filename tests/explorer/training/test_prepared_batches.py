@@ -547,3 +547,29 @@ def test_a_batch_that_the_loop_copies_out_of_a_list_is_taken_as_it_came() -> Non
     train(eager, optim.SGD(eager.parameters(), 0.1, fused=True), range(9))
     theirs = eager.state_dict()
     assert max(float((mine - theirs[name]).abs().max()) for name, mine in ours.state_dict().items()) < NEAR
+
+
+def test_a_copy_that_the_loop_writes_to_gives_its_name_to_no_data() -> None:
+    """Whoever passed the loop's own variable would have it written to twice."""
+    torch.manual_seed(0)
+    batches = [{"x": torch.randn(3, 6).double()} for _ in range(8)]
+
+    def train(model: nn.Module, opt: optim.Optimizer, steps: range) -> None:
+        for at in steps:
+            doubled = batches[at]["x"].clone()
+            doubled.mul_(2)
+            loss = model(doubled).square().mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+
+    ours = nn.Linear(6, 4).double()
+    eager, opt = copy.deepcopy(ours), optim.SGD(ours.parameters(), 0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        train(ours, opt, range(4))
+    step = c.optimize().compile()
+    assert "doubled" not in step.inputs
+    for batch in batches[4:]:
+        step(batch["x"])
+    train(eager, optim.SGD(eager.parameters(), 0.1, fused=True), range(8))
+    torch.testing.assert_close(ours.state_dict(), eager.state_dict())

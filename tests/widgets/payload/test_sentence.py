@@ -182,23 +182,47 @@ def test_the_first_sentence_says_what_is_slow_and_at_which_line(
     rows = layers(variant().baseline.whole, variant().whole, clock("measured on").times)
     said = sentence_record(clock("measured on"), rows, found, [], True, {})["head"]
     assert re.search(rf", measured{re.escape(of_time)}(; .* before the passes)?$", said.partition(". ")[0])
-    bound = replace(
-        clock("modelled for"), launches=({str(at): 1.0 for at in range(120)}, dict.fromkeys("abcdefghi", 1.0))
-    )
+    bound = replace(clock("modelled for"), each=(dict.fromkeys(range(1200), 1.0), dict.fromkeys(range(900), 1.0)))
     said = sentence_record(bound, rows, found, [], True, {})["head"]
     first, then = said.split(". ")
-    launching = f"{time_text(120 * HOST_US)} to launch"
-    on = r"The GPU waits for launches: on an example GPU \(a GPU\), modelled, 120 kernels"
-    assert re.fullmatch(rf"{on} take {launching} and .* to run; tracefuse's passes would leave 9, .*", first)
+    launching = f"{time_text(1200 * HOST_US)} to launch"
+    on = r"The GPU waits for launches: on an example GPU \(a GPU\), modelled, 1,200 kernels"
+    assert re.fullmatch(rf"{on} take {launching} and .* to run; tracefuse's passes would leave 900, .*", first)
     said = "Fewer" if found is None else f"{of_launches}; fewer"
     assert then == f"{said} kernels help most, and cuda_graph=True launches all at once."
 
 
+def test_which_side_waits_for_launches_is_told() -> None:
+    """Passes free a step of launches, or leave so few bytes that launches are what is left."""
+    few, many, short, long = ({"y": 1.0}, dict.fromkeys(range(100), 1.0), 2.0, 500.0)
+
+    def head(before: tuple[float, Any], after: tuple[float, Any]) -> tuple[str, list[float]]:
+        times = (OpTimes({"y": us}, "modelled: x") for us in (before[0], after[0]))
+        one = Clock(tuple(times), "X", clock("modelled for").of, "X", each=(before[1], after[1]))
+        return sentence_record(one, [], None, [], True, {})["head"], one.record()["takes_us"]
+
+    freed, takes = head((short, many), (long, few))
+    assert (
+        freed == "A step takes at least 500 µs on X, modelled; 840 µs before the passes, since it waited for launches."
+    )
+    assert takes == [pytest.approx(100 * HOST_US), long]
+    left, takes = head((2000.0, many), (short, many))
+    assert left.startswith(
+        "The GPU waits for launches: on X, modelled, 100 kernels take 840 µs to launch and 2 µs to run."
+    )
+    assert takes == [2000.0, pytest.approx(100 * HOST_US)]
+    left, _ = head((2000.0, many), (short, {"a": 1.0, "b": 1.0}))
+    said = "the 2 kernels that tracefuse's passes leave take 16.8 µs to launch and 2 µs to run; 100 kernels run 2 ms before."
+    assert (
+        left
+        == f"The GPU waits for launches: on X, modelled, {said} Fewer kernels help most, and cuda_graph=True "
+        + ("launches all at once.")
+    )
+
+
 def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
     rows = layers(variant().baseline.whole, variant().whole, clock("modelled for").times)
-    bound = replace(
-        clock("modelled for"), launches=({str(at): 1.0 for at in range(120)}, dict.fromkeys("abcdefghi", 1.0))
-    )
+    bound = replace(clock("modelled for"), each=(dict.fromkeys(range(1200), 1.0), dict.fromkeys(range(900), 1.0)))
     for is_on_gpu, is_blocked in ((True, False), (False, False), (True, True)):
         said = sentence_record(bound, rows, None, [], is_on_gpu, {}, is_blocked)["said"]
         assert ("cuda_graph=True" in said) == (is_on_gpu and not is_blocked)
@@ -440,7 +464,7 @@ def test_of_one_kernel_fewer_are_no_help() -> None:
     x = torch.randn(3)
     said = payload(tracefuse.capture(x.exp).optimize())["sentence"]
     text = str(said)
-    assert "the one kernel takes 8.4 µs to launch and <1 ns to run." in text
+    assert "one kernel takes 8.4 µs to launch and <1 ns to run." in text
     assert "fewer kernels" not in text
 
 

@@ -84,7 +84,7 @@ def test_a_switch_changes_the_headline_by_what_stands_beside_it(
 def test_what_a_pass_does_in_its_place_is_not_what_its_switch_changes(shown: Variant) -> None:
     for config in foreseen(shown):
         shown.under(config).whole  # noqa: B018
-    told = payload(shown, clock=replace(modelled_clock(shown), launched=None, launches=None))  # by its kernels alone
+    told = payload(shown, clock=replace(modelled_clock(shown), launched=None, each=None))  # by its kernels alone
     (one,) = [one for one in told["passes"] if one["name"] == "decompose"]
     assert one["delta_us"] > 0 > headline(told)["step_us"] - one["without"]["step_us"]
 

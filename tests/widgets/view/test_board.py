@@ -62,6 +62,7 @@ def test_its_figures_are_those_of_the_view() -> None:
     assert row["ratio"] == pytest.approx(payload["clock"]["takes_us"][1] / payload["clock"]["takes_us"][0])
     explorer.show_times_of("A100 SXM 80GB" if "A100 SXM 80GB" in dict(payload["clock"]["choices"]) else "B200")
     assert shown(explorer)["step_us"] == explorer.payload["clock"]["takes_us"][1]
+    assert explorer.payload["clock"]["step_us"] != payload["clock"]["step_us"]
     assert shown(explorer)["device"] == explorer.board["device"]
 
 
