@@ -59,7 +59,7 @@ def sentence_record(
         )
     return {
         "said": " ".join([*head, lever]),
-        "lead": head[0],
+        "lead": head[0].partition(";")[0],
         "head": " ".join(head),
         "actions": [*done, *actions][:MOST_ACTIONS],
     }
@@ -126,10 +126,10 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> li
     if counts[0] == counts[1]:
         first += f"{f'{counts[1]:,} kernels take' if counts[1] > 1 else one} {now}."
     elif launching[0] > running[0]:
-        first += f"{counts[0]:,} kernels take {was}; tracefuse's passes would leave {counts[1]:,}, {time_text(launching[1])}."
+        first += f"{counts[0]:,} kernels take {was}; the passes would leave {counts[1]:,}, {time_text(launching[1])}."
     else:
         before = f"{counts[0]:,} kernels run {time_text(running[0])} before"
-        first += f"the {counts[1]:,} kernels that tracefuse's passes leave take {now}; {before}."
+        first += f"the {counts[1]:,} kernels that the passes leave take {now}; {before}."
     graph = "cuda_graph=True launches all at once" * can_be_graphed
     helps = f"fewer kernels help most{f', and {graph}' * can_be_graphed}" if counts[1] > 1 else graph
     then = "; ".join(filter(None, [_whose(slow) if slow and counts[1] > 1 else "", helps]))

@@ -146,7 +146,7 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     assert shown["slowest"]["said"] == f"most kernels: {place}, {most} of {after:,} kernels"
     us = time_text(shown["clock"]["step_us"][0])
     bound = f"The GPU waits for launches: on an example GPU (H100 SXM), modelled, {before:,} kernels take "
-    bound += f"{time_text(HOST_US * before)} to launch and {us} to run; tracefuse's passes would leave {after:,}, "
+    bound += f"{time_text(HOST_US * before)} to launch and {us} to run; the passes would leave {after:,}, "
     bound += f"{time_text(host_us)}. "
     bound += f"{most} of {after:,} are at {place}; fewer kernels help most."
     assert bound.startswith(shown["sentence"]["lead"])
@@ -187,7 +187,7 @@ def test_the_first_sentence_says_what_is_slow_and_at_which_line(
     first, then = said.split(". ")
     launching = f"{time_text(1200 * HOST_US)} to launch"
     on = r"The GPU waits for launches: on an example GPU \(a GPU\), modelled, 1,200 kernels"
-    assert re.fullmatch(rf"{on} take {launching} and .* to run; tracefuse's passes would leave 900, .*", first)
+    assert re.fullmatch(rf"{on} take {launching} and .* to run; the passes would leave 900, .*", first)
     said = "Fewer" if found is None else f"{of_launches}; fewer"
     assert then == f"{said} kernels help most, and cuda_graph=True launches all at once."
 
@@ -212,7 +212,7 @@ def test_which_side_waits_for_launches_is_told() -> None:
     )
     assert takes == [2000.0, pytest.approx(100 * HOST_US)]
     left, _ = head((2000.0, many), (short, {"a": 1.0, "b": 1.0}))
-    said = "the 2 kernels that tracefuse's passes leave take 16.8 µs to launch and 2 µs to run; 100 kernels run 2 ms before."
+    said = "the 2 kernels that the passes leave take 16.8 µs to launch and 2 µs to run; 100 kernels run 2 ms before."
     assert (
         left
         == f"The GPU waits for launches: on X, modelled, {said} Fewer kernels help most, and cuda_graph=True "

@@ -84,7 +84,7 @@ export class TreePanel {
     this.unit = unitOf(this.tree.total);
     this.hasUpdate = payload.update !== null;
     this.body.classList.toggle("tf-tree-with-update", this.hasUpdate);
-    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : label }, kind === "name" ? `${label}, ${payload.clock.launches ? "kernels run, " : ""}in ${this.unit?.name}` : label)));
+    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : kind === "name" && payload.clock.launches ? "what kernels take to run, those of all inside" : label }, kind === "name" ? `${label}, in ${this.unit?.name}` : label)));
   }
 
   /** Whose times these are, and which module to look at first. */

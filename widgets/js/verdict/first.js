@@ -5,6 +5,8 @@ import { codeOf, copyButton, KINDS } from "../parts/widgets.js";
 
 /** Letters of a fix that a card has room for. */
 const MOST_FIX = 32;
+/** Letters that stand on the two lines of a card. */
+const MOST_SAID = 120;
 
 /** @typedef {Payload["sentence"]["actions"][number]} Action */
 
@@ -44,18 +46,19 @@ function apply(finding, config, act) {
   return h("button", { class: "tf-button tf-primary tf-apply", title: `switch ${names} on, and see what changes`, onclick: () => act.configure(changes), "data-testid": "tf-apply" }, "Apply");
 }
 
-/** What is left to do about it in a few words, where a few words say it. @param {Finding} finding */
-function inBrief({ fix }) {
-  const [first] = fix.split(/[:;]|, /);
-  return first.length <= MOST_FIX ? `→ ${first}` : "";
+/** What is left to do about it in a few words, and its place, as far as the card has room beside what it says anyway. @param {Action} action @param {Finding} finding */
+function inBrief({ title, worth, by }, { fix, source }) {
+  const [[first], [place]] = [fix.split(/[:;]|, /), source.split("  ")];
+  const told = [by.length > 0 ? "mended already" : first.length <= MOST_FIX ? `→ ${first}` : "", place];
+  let room = MOST_SAID - title.length - worth.length;
+  return told.map((one) => ((room -= one.length) >= 0 ? one : ""));
 }
 
 /** @param {Action} action @param {Finding} finding @param {string} id @param {number} number @param {Act} act */
 function card(action, finding, id, number, act) {
   const { title, worth, key, kind, by } = action;
-  const [place] = finding.source.split("  ");
   const isDone = by.length > 0;
-  const brief = isDone ? "mended already" : inBrief(finding);
+  const [brief, place] = inBrief(action, finding);
   const told = `${isDone ? `${by.join(" and ")} mends this already, nothing is to edit: ` : ""}${title}${worth && `: ${worth}`}${kind && `, ${kind}`}`;
   return h("button", { class: `tf-action-card${isDone ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, isDone ? `✓ ${by.join(" ")}` : number), h("span", null, title, brief && h("small", null, brief), place && h("small", null, h("code", null, place)), worthOf(action)));
 }
