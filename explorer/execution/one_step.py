@@ -43,7 +43,7 @@ def check_one_step(variant: Optimised) -> None:
         late = [(out, node) for out, node in late if out.kind == "mutation"]
         if variant.program.uncut:
             raise ExportError(f"{variant.program.uncut}.")
-        _check_backwards_own(variant.trace, [(out, node) for out, node in late if origin(node).autograd])
+        _check_backwards_own(variant.trace, late)
         changed = [variant.trace.input_of(out.of).source for out, _ in late]
         lines = lines_of(late)
         does, it, those = (
@@ -72,13 +72,15 @@ def check_one_step(variant: Optimised) -> None:
 
 
 def _check_backwards_own(trace: Trace, late: _Late) -> None:
-    """Raises `ExportError` where the backward itself writes to an input, by what it runs of the forward once more."""
-    if late:
-        changed = _inputs([trace.input_of(out.of).source for out, _ in late])
+    """Raises `ExportError` where the backward writes to buffers, by what it runs of the forward once more. To parameters an
+    optimizer writes, in a hook."""
+    again = [(out, node) for out, node in late if origin(node).autograd and trace.input_of(out.of).kind == "buffer"]
+    if again:
+        changed = _inputs([trace.input_of(out.of).source for out, _ in again])
         raise ExportError(
-            f"the backward runs {' and '.join(lines_of(late))} once more, as checkpoints do, and writes to {changed} a second "
-            "time, where a compiled step does so once: leave the checkpoint out, since the pass `remat` chooses what is "
-            "computed again, or keep what has statistics, such as batch norms, outside of it."
+            f"the backward runs {' and '.join(lines_of(again))} once more, as checkpoints do, and writes to {changed} a "
+            "second time, where a compiled step does so once: leave the checkpoint out, since the pass `remat` chooses what "
+            "is computed again, or keep what has statistics, such as batch norms, outside of it."
         )
 
 

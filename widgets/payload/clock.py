@@ -126,13 +126,15 @@ def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str =
     chosen = gpu or (HERE if variant.runs_triton else DEFAULT)
     ran_on = str(variant.program.environment.get("device", "")) if variant.runs_triton and not target_choice() else ""
     device = gpu or _plain(ran_on) or _name(peaks)
+    known = choices(variant, is_measured=False)
+    if machine is not None:  # whose model, which `Variant.frontier` shares, counts no launches
+        return Clock(times, device, of, chosen, known, peaks)
     stepped = () if variant.program.update is None else variant.program.update.stepped
 
     def launched(trace: Trace) -> Mapping[str, float]:
         return launches(trace, stepped)
 
     each = launched((baseline or variant.baseline).whole), launched(variant.whole)
-    known = choices(variant, is_measured=False)
     return Clock(times, device, of, chosen, known, peaks, launched=launched, each=each)
 
 
