@@ -141,11 +141,13 @@ def test_so_it_is_in_drawn_programs() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @given(toggles=st.lists(TOGGLES, min_size=1, max_size=4))
 def test_a_view_shows_what_a_new_one_would(name: str, toggles: list[tuple[str, Any]]) -> None:
-    explorer = Explorer(captured(name).variant(Config()))
+    explorer, taken = Explorer(captured(name).variant(Config())), dict[str, Any]()
     for option, value in toggles:
         explorer._on_message(explorer, {"type": "configure", "changes": {option: value}}, [])
-        assert explorer.status["error"] is None
-    fresh = captured(name, 1).variant(Config.of(**dict(toggles)))
+        fails = any(one.error for one in explorer.variant.with_config(**{option: value}).passes)
+        assert (explorer.status["error"] is not None) == fails  # what a pass fails with is refused
+        taken |= {} if fails else {option: value}
+    fresh = captured(name, 1).variant(Config.of(**taken))
     fresh.capture._variants.clear()
     fresh.capture.known_records.clear()
     assert shown(explorer.payload) == shown(payload(fresh, name=None))
