@@ -244,7 +244,7 @@ def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
     late = {} if case.update is None else launches(case.update, stepped)
     count = sum(halves.values()) + sum(late.values())
     # Names of kernels may be those of both.
-    found = with_launches(found, late | halves)
+    found = with_launches(found, {**late, **halves})
     return Findings(found, case.times.provenance, launching=_launching(case, count), launches=count)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tracefuse.assembly.program import Stepped
 from tracefuse.optimizers.costs.cost import is_allocation
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.ops import does_work, grouped
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.trace import Trace, is_on_gpu, origin, phase
@@ -20,13 +21,20 @@ tests/bench/launch.py, in tests/bench/results/launch_h200.json)."""
 MEASURED = f"the host's {HOST_US} µs per op was measured on an H200's"
 
 
-def launches(trace: Trace, stepped: Sequence[Stepped] = ()) -> dict[str, float]:
+def launches(trace: Trace, stepped: Sequence[Stepped] = ()) -> Mapping[str, float]:
     """How many launches of a GPU's each op that does work is, by its name: one, and none of what takes memory alone.
 
     Of an optimizer's update that a CPU makes tensor by tensor, which of `stepped` a GPU makes list by list by default, an op
     is its part of one: AdamW's 12 ops for each of 149 parameters are 12, at least, since a list has its limits. So is a kernel
     that `fuse` makes of them, where `optimizer_step` makes one launch on a GPU.
+
+    They are counted once for each trace; nobody may edit what is returned.
     """
+    return _launches(tuple(stepped), trace)
+
+
+@once_per_trace
+def _launches(stepped: tuple[Stepped, ...], trace: Trace) -> dict[str, float]:
     lists = {} if is_on_gpu(trace) else _lists(stepped)
     ops = [node for node in trace.ops if does_work(node) and not is_allocation(node)]
     return {n.name: 1 / lists.get(origin(n).source, 1) if phase(n) == "update" else 1.0 for n in ops}

@@ -235,7 +235,6 @@ class Explorer(Keeping):
                 )
                 self.measured.note(variant, baseline)
                 self.measured.clocks.note(variant, baseline, forecast)
-                self.show()
                 if not task.is_cancelled():
                     self._progress(1.0, "profiling op by op")
                     found = timeline_record(self.measured.profile(variant, baseline, self._progress))
@@ -245,7 +244,8 @@ class Explorer(Keeping):
             if not task.is_late:
                 raise
             self._given_up = True
-        self.show()
+        finally:
+            self.show()  # what was measured, also where the profile fails
 
     def _budget_of(self, variant: Variant, baseline: Variant | None) -> float:
         """Seconds of measuring: `budget_s`, or of what that was too short for as long as enough rounds take."""
