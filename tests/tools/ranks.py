@@ -3,6 +3,7 @@ process, of a group that exchanges nothing."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,8 +35,23 @@ def torchrun(script: str, processes: int, folder: Path, *arguments: str) -> subp
     path.write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(
-        [*command, str(path), *arguments], check=False, capture_output=True, text=True, timeout=280, cwd=folder
+        [*command, str(path), *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=folder,
+        env=os.environ | {"PYTHONFAULTHANDLER": "1"},
     )
+
+
+def why(done: subprocess.CompletedProcess[str], most: int = 12_000) -> str:
+    """What the ranks of a run wrote to stderr, from the first error on: that of the rank that fails first comes first, and
+    those that lose it, and torchrun, say more behind it."""
+    lines = done.stderr.splitlines()
+    marks = ("Traceback", "Fatal Python error", "terminate called", "what():", "LLVM ERROR", "corrupted", "free()")
+    first = next((at for at, line in enumerate(lines) if any(mark in line for mark in marks)), 0)
+    return "\n".join(lines[max(first - 5, 0) :])[:most]
 
 
 @contextmanager

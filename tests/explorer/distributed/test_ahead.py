@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ranks import fake_ranks, needs_gloo, sharded, torchrun
+from ranks import fake_ranks, needs_gloo, sharded, torchrun, why
 from torch import nn
 
 import tracefuse
@@ -78,7 +78,7 @@ OPTIONS = [{}, {"prefetch": 2}, {"prefetch": 1, "reshard": False}, {"prefetch": 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_matrices_are_multiplied_while_a_gather_goes_on_and_no_number_changes(tmp_path: Path, processes: int) -> None:
     done = torchrun(SCRIPT, processes, tmp_path, json.dumps(OPTIONS))
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, why(done)
     said = [json.loads(line.removeprefix("said ")) for line in done.stdout.splitlines() if line.startswith("said ")]
     assert len(said) == processes * (len(OPTIONS) + 1)
     beside = {json.dumps(options): halves for options, halves in said}

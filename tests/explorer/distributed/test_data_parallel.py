@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import needs_gloo, torchrun
+from ranks import needs_gloo, torchrun, why
 
 pytestmark = [pytest.mark.slow, needs_gloo]
 
@@ -81,7 +81,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("processes", [2, 4])
 def test_what_is_reduced_for_nobody_is_said_with_names_and_bytes(tmp_path: Path, processes: int) -> None:
     done = torchrun(SCRIPT, processes, tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, why(done)
     lines = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert len(lines) == processes * 9 * 2
     for line in lines:

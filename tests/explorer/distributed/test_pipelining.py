@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ranks import needs_gloo, torchrun
+from ranks import needs_gloo, torchrun, why
 
 pytestmark = [pytest.mark.slow, needs_gloo]
 
@@ -64,7 +64,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("processes", [2, 4])
 def test_each_stage_is_captured_and_its_peers_are_said(tmp_path: Path, processes: int) -> None:
     done = torchrun(SCRIPT, processes, tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, why(done)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(lines) == 2 * processes
     for rank, kind, found in lines:

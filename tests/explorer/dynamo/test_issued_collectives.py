@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from ranks import needs_gloo, torchrun
+from ranks import needs_gloo, torchrun, why
 
 pytestmark = [pytest.mark.slow, needs_gloo]
 
@@ -162,7 +162,7 @@ CHOICES: dict[str, dict[str, object]] = {
 def said_of(folder: Path, *names: str) -> list[list[str]]:
     """Forward and backward of each model with each choice, where the steps are eager's bit for bit."""
     done = torchrun(SAME, 2, folder, json.dumps(list(CHOICES.values())), *names)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, why(done)
     return [json.loads(line.removeprefix("said ")) for line in done.stdout.splitlines() if line.startswith("said ")]
 
 
@@ -251,7 +251,7 @@ dist.destroy_process_group()
 def test_a_rank_computes_while_its_collective_goes_on(tmp_path: Path) -> None:
     """Rank 1 begins once rank 0 has computed what stands behind its gather: a rank that waits at once never comes there."""
     done = torchrun(MEANWHILE, 2, tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, why(done)
     said = [json.loads(line.removeprefix("said ")) for line in done.stdout.splitlines() if line.startswith("said ")]
     assert said == [[True, True], [False, False]]
 
@@ -358,5 +358,5 @@ dist.destroy_process_group()
 def test_ranks_of_other_sizes_start_the_same_collectives(tmp_path: Path) -> None:
     """Sizes decide about kernels and about what is computed again, on each rank by its own: the exchange is as written."""
     done = torchrun(UNEVEN, 2, tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, why(done)
     assert re.findall("same (.*)", done.stdout) == ["batches", "a few rows", "apart", "rows", "buffer"]

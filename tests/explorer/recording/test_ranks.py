@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import needs_gloo, torchrun
+from ranks import needs_gloo, torchrun, why
 
 pytestmark = [pytest.mark.slow, needs_gloo]
 
@@ -281,4 +281,4 @@ print("as said")
 
 def test_a_wrapped_container_is_not_compiled_and_the_order_that_works_is_said(tmp_path: Path) -> None:
     done = torchrun(COMPILED, 1, tmp_path)
-    assert "as said" in done.stdout, done.stderr[-3000:]
+    assert "as said" in done.stdout, why(done)

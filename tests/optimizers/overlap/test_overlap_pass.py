@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import needs_gloo, torchrun
+from ranks import needs_gloo, torchrun, why
 from torch import nn
 
 import tracefuse
@@ -112,7 +112,7 @@ dist.destroy_process_group()
 
 def said(processes: int, folder: Path, *names: str) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     done = torchrun(SCRIPT, processes, folder, *names)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, why(done)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(rows) == processes * len(names) * 11
     return [(name, choice, found) for name, choice, found in rows]
