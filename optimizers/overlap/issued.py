@@ -45,9 +45,10 @@ def issues_collectives(trace: Trace) -> bool:
     return any(is_collective(node) and not is_recorded(node) for node in trace.ops)
 
 
-def order_of_collectives(trace: Trace) -> list[tuple[str, str]]:
-    """What each collective of a trace is and which group it is of, in the order in which they start."""
-    return [(str(node.target), str(node.args[-1])) for node in trace.ops if is_collective(node)]
+def order_of_collectives(trace: Trace) -> list[tuple[str, str, str]]:
+    """The collectives of a trace in the order in which they start: the name of each, by which two of one kind are told apart,
+    what it is, and which group it is of."""
+    return [(node.name, str(node.target), str(node.args[-1])) for node in trace.ops if is_collective(node)]
 
 
 def is_start(node: fx.Node) -> bool:

@@ -141,6 +141,30 @@ def test_a_rank_whose_other_passes_fail_still_moves_its_collectives(graph: trace
     assert moved[0] == moved[1] != order_of_collectives(graph.trace)
 
 
+def test_collectives_of_one_kind_that_change_places_are_another_order(graph: tracefuse.CompiledGraph) -> None:
+    """Each gathers the weight of another layer: a rank that swaps two of them takes one weight for the other."""
+
+    @tracefuse.register
+    @dataclass(frozen=True)
+    class Swaps:
+        name: ClassVar[str] = "swaps"
+
+        def run(self, trace: Trace, decide: Any) -> Trace:
+            new = trace.copy()
+            first, second, *_ = filter(is_start, new.graph.nodes)
+            first.prepend(second)
+            return new
+
+    try:
+        torch._dynamo.reset()
+        with pytest.warns(UserWarning, match="collectives would start in another order than the program's"):
+            torch.compile(Gathering(LAYERS, WIDTH), backend="tracefuse", options={"swaps": True})(
+                torch.randn(8, WIDTH)
+            ).sum().backward()
+    finally:
+        tracefuse.unregister("swaps")
+
+
 def test_what_one_rank_has_timed_changes_no_program(graph: tracefuse.CompiledGraph, monkeypatch: Any) -> None:
     """Ranks whose programs differ would start their collectives in another order."""
     monkeypatch.setattr(graph, "_timed", ("a kernel that is slower than ATen here",))
