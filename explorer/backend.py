@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
@@ -69,6 +70,10 @@ JUDGE_S = 3.0
 """Of the trials of a graph's kernels beside ATen's ops, compiling them included, the largest first: compiling stays short."""
 
 OP_BY_OP = "a graph of this model runs op by op, without tracefuse"
+OTHER_RANKS = (
+    " A rank that compiles this graph starts its collectives where `overlap` puts them, in another order: the job hangs, or "
+    "one tensor is taken for another. Leave `overlap` out on all ranks."
+)
 BROKEN = (
     "torch breaks a graph of this model, and compiles its pieces, the functions that it calls among them, by themselves"
 )
@@ -272,7 +277,10 @@ class _Compiling:
 
     def refuse(self, reason: Exception, what: str = OP_BY_OP) -> None:
         self.patterns.note_refused()
-        _run_op_by_op(reason, self.examples, what)
+        is_moved = (
+            self.config.overlap is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+        )
+        _run_op_by_op(reason, self.examples, what, OTHER_RANKS if is_moved else "")
 
 
 def _in_order(variant: Variant) -> Variant:
@@ -317,10 +325,10 @@ def _judged(variant: Variant) -> Variant:
         return variant
 
 
-def _run_op_by_op(reason: Exception, examples: Sequence[Any], what: str = OP_BY_OP) -> None:
+def _run_op_by_op(reason: Exception, examples: Sequence[Any], what: str = OP_BY_OP, remedy: str = "") -> None:
     said = _told(reason)
     note_refused(examples, said)
-    tell_user(f"{what}: {said}.")
+    tell_user(f"{what}: {said}.{remedy}")
 
 
 def _told(reason: Exception) -> str:

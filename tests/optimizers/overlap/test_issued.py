@@ -165,6 +165,22 @@ def test_collectives_of_one_kind_that_change_places_are_another_order(graph: tra
         tracefuse.unregister("swaps")
 
 
+@pytest.mark.parametrize(("options", "is_said"), [({"overlap": True}, True), ({}, False)])
+def test_a_rank_that_runs_a_graph_op_by_op_says_what_others_make_of_it(
+    graph: tracefuse.CompiledGraph, monkeypatch: Any, options: dict[str, Any], is_said: bool
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("tracefuse.backend.joint_trace", fails)
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="runs op by op.*no space left on device") as told:
+        torch.compile(Gathering(LAYERS, WIDTH), backend="tracefuse", options=options)(
+            torch.randn(8, WIDTH)
+        ).sum().backward()
+    assert any(str(one.message).endswith("Leave `overlap` out on all ranks.") for one in told) == is_said
+
+
 def test_what_one_rank_has_timed_changes_no_program(graph: tracefuse.CompiledGraph, monkeypatch: Any) -> None:
     """Ranks whose programs differ would start their collectives in another order."""
     monkeypatch.setattr(graph, "_timed", ("a kernel that is slower than ATen here",))
