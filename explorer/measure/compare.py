@@ -175,9 +175,7 @@ def _largest(outputs: Sequence[_Apart]) -> float:
 
 def _rounding(outputs: Sequence[_Apart], coarsest: torch.dtype | None) -> Rounding:
     """How far the worst output is: one that is not near if any is, else the most rounding steps away."""
-    largest = max(
-        (magnitude(one.expected) for one in outputs if one.is_gradient and one.expected is not None), default=0.0
-    )
+    largest = max((_size(one.expected) for one in outputs if one.is_gradient and one.expected is not None), default=0.0)
     found = [_of_one(one, largest if one.is_gradient else 0.0, coarsest) for one in outputs if one.delta > 0]
     return max(found, key=lambda one: (not one.is_near, one.steps or 0.0, one.delta))
 
@@ -187,7 +185,10 @@ def _of_one(output: _Apart, largest: float, coarsest: torch.dtype | None) -> Rou
     dtypes = [mine.dtype] if coarsest is None else [mine.dtype, coarsest]
     size, noise = _size(expected), largest * max(NOISE.get(dtype, 0.0) for dtype in dtypes)
     allowed = max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
-    near, is_noise = is_near(*distances(mine, expected), size, allowed, noise), max(output.delta, size) <= noise
+    is_noise = max(output.delta, size) <= noise
+    # By the most that the distance can be first: that of all outputs takes several times as long as what is told before.
+    near = is_near(_at_most(output.delta, expected), output.delta, size, allowed, noise)
+    near = near or is_near(*distances(mine, expected), size, allowed, noise)
     step, dtype = max((_step(size or _size(mine), dtype), str(dtype).removeprefix("torch.")) for dtype in dtypes)
     is_counted = _rounds(mine.dtype) and not is_noise
     return Rounding(output.of, output.delta, output.delta / step if is_counted else None, dtype, allowed, near)
@@ -198,7 +199,22 @@ def _rounds(dtype: torch.dtype) -> bool:
 
 
 def _size(tensor: torch.Tensor) -> float:
-    return magnitude(tensor if _rounds(tensor.dtype) else tensor.double())
+    """`magnitude`, without memory for all of it where it has no other numbers."""
+    if not _rounds(tensor.dtype) or tensor.element_size() == 1:
+        tensor = tensor.double()
+    if tensor.is_complex() or not tensor.numel():
+        return magnitude(tensor)
+    low, high = tensor.aminmax()
+    found = max(-low.item(), high.item())
+    return found if math.isfinite(found) else magnitude(tensor)
+
+
+def _at_most(delta: float, expected: torch.Tensor) -> float:
+    """What the norm of a difference is at most, over the norm of what is expected; NaN where that has no number."""
+    if not expected.is_floating_point() or expected.element_size() == 1:
+        return math.nan
+    norm = torch.linalg.vector_norm(expected, dtype=torch.float64).item()
+    return delta * math.sqrt(expected.numel()) / norm if 0 < norm < math.inf else math.nan
 
 
 def _step(size: float, dtype: torch.dtype) -> float:
