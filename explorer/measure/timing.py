@@ -151,12 +151,11 @@ class Rounding:
 
     @property
     def brief(self) -> str:
-        """`to 1 rounding of bf16`, `by 300 roundings of fp32`"""
+        """`1 bf16 rounding`, `300 fp32 roundings`, `noise of rounding`"""
         if self.steps is None:
-            return "but for noise of rounding" if self.is_near else "not by rounding"
-        count = counted(math.ceil(self.steps), "rounding") if self.steps <= MOST_STEPS else f"> {MOST_STEPS} roundings"
-        short = self.dtype.replace("bfloat", "bf").replace("float", "fp")
-        return f"{'to' if self.is_near else 'by'} {count} of {short}"
+            return "noise of rounding" if self.is_near else "more than rounding"
+        unit = f"{self.dtype.replace('bfloat', 'bf').replace('float', 'fp')} rounding"
+        return counted(math.ceil(self.steps), unit) if self.steps <= MOST_STEPS else f"> {MOST_STEPS} {unit}s"
 
 
 @dataclass(frozen=True)
@@ -178,10 +177,10 @@ class Difference:
 
     @property
     def said(self) -> str:
-        """`the same to 1 rounding of bf16 (0.0625)`, `the same in every number`, `other numbers, by 9 roundings of bf16`"""
+        """`the same to 1 bf16 rounding (0.0625)`, `the same in every number`, `other numbers by 9 bf16 roundings (4)`"""
         if self.rounding is None:
             return "the same in every number" if self.largest == 0 else f"other numbers by up to {self.largest:.3g}"
-        verdict = "the same" if self.rounding.is_near else "other numbers,"
+        verdict = "the same to" if self.rounding.is_near else "other numbers by"
         return f"{verdict} {self.rounding.brief} ({self.rounding.delta:.3g})"
 
 

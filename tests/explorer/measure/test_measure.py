@@ -287,15 +287,15 @@ def bf16(*numbers: float) -> Tensor:
     ("expected", "mine", "coarsest", "said"),
     [
         # Between 8 and 16 lie 128 numbers of bfloat16, 8 / 128 = 0.0625 apart.
-        (bf16(10, 1), bf16(10.0625, 1), None, "the same to 1 rounding of bf16 (0.0625)"),
-        (bf16(10, 1), bf16(9.875, 1), None, "the same to 2 roundings of bf16 (0.125)"),
-        (bf16(10, 1), bf16(10, 1.0078125), None, "the same to 1 rounding of bf16 (0.00781)"),
-        (bf16(10, 1), bf16(11, 1), None, "other numbers, by 16 roundings of bf16 (1)"),
+        (bf16(10, 1), bf16(10.0625, 1), None, "the same to 1 bf16 rounding (0.0625)"),
+        (bf16(10, 1), bf16(9.875, 1), None, "the same to 2 bf16 roundings (0.125)"),
+        (bf16(10, 1), bf16(10, 1.0078125), None, "the same to 1 bf16 rounding (0.00781)"),
+        (bf16(10, 1), bf16(11, 1), None, "other numbers by 16 bf16 roundings (1)"),
         # Between 1 and 2 lie 2 ** 23 of float32; what bfloat16 rounds on the way is off by its steps.
-        (torch.tensor([1.5]), torch.tensor([1.5 + 3 * 2**-23]), None, "the same to 3 roundings of fp32 (3.58e-07)"),
-        (torch.tensor([10.0]), torch.tensor([10.125]), torch.bfloat16, "the same to 2 roundings of bf16 (0.125)"),
-        (torch.tensor([10.0]), torch.tensor([10.125]), None, "other numbers, by > 9999 roundings of fp32 (0.125)"),
-        (torch.tensor([1, 2]), torch.tensor([1, 3]), None, "other numbers, not by rounding (1)"),
+        (torch.tensor([1.5]), torch.tensor([1.5 + 3 * 2**-23]), None, "the same to 3 fp32 roundings (3.58e-07)"),
+        (torch.tensor([10.0]), torch.tensor([10.125]), torch.bfloat16, "the same to 2 bf16 roundings (0.125)"),
+        (torch.tensor([10.0]), torch.tensor([10.125]), None, "other numbers by > 9999 fp32 roundings (0.125)"),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), None, "other numbers by more than rounding (1)"),
         (torch.zeros(2), torch.zeros(2), None, "the same in every number"),
         (torch.zeros(2), torch.tensor([math.inf, 0]), None, "other numbers by up to inf"),
     ],
@@ -326,7 +326,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_near_whatever_it_is() -> No
         {"w": torch.tensor([1.0]), "b": torch.tensor([-1e-8])},
     )
     difference = measure({"a": outputs([], one), "b": outputs([], other)}, budget_s=0.05).program("b").difference
-    assert difference.said == "the same but for noise of rounding (2e-08)"
+    assert difference.said == "the same to noise of rounding (2e-08)"
 
 
 def test_programs_with_other_outputs_are_refused() -> None:
