@@ -139,8 +139,8 @@ def _tails(n: int) -> tuple[float, ...]:
 class Rounding:
     """The output that is furthest from the reference: its greatest difference, `delta`, is so many rounding steps of `dtype`,
     the distance of two neighbours there where its largest number lies; `dtype` is its own, or a coarser one that rounds on the
-    way. `steps` is None of integers, and where what differs would be zero but for rounding. `is_near`: all outputs are within
-    the tolerance of the exported file's check, which is `allowed` of this one's norm."""
+    way. `steps` is None of integers, and where what differs would be zero but for rounding. `is_near`: all results and
+    gradients are within the tolerance of the exported file's check, which is `allowed` of this one's norm."""
 
     of: str
     delta: float
@@ -161,8 +161,8 @@ class Rounding:
 @dataclass(frozen=True)
 class Difference:
     """Largest absolute difference from the reference, over results, over gradients and, where there is an update, over its new
-    values; NaN where only one has a NaN. `rounding` is None where no output differs, where one has no number, and in
-    files of before it was told."""
+    values; NaN where only one has a NaN. `rounding` is None where no result or gradient differs, where one has no number, and
+    in files of before it was told."""
 
     results: float
     gradients: float
@@ -177,10 +177,10 @@ class Difference:
 
     @property
     def said(self) -> str:
-        """`the same to 1 bf16 rounding (0.0625)`, `the same in every number`, `other numbers by 9 bf16 roundings (4)`"""
+        """`the same to 1 bf16 rounding (0.0625)`, `the same in every number`, `apart by 9 bf16 roundings (4)`"""
         if self.rounding is None:
-            return "the same in every number" if self.largest == 0 else f"other numbers by up to {self.largest:.3g}"
-        verdict = "the same to" if self.rounding.is_near else "other numbers by"
+            return "the same in every number" if self.largest == 0 else f"apart by up to {self.largest:.3g}"
+        verdict = "the same to" if self.rounding.is_near else "apart by"
         return f"{verdict} {self.rounding.brief} ({self.rounding.delta:.3g})"
 
 

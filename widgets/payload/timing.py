@@ -119,8 +119,11 @@ def difference_record(timing: Timing) -> dict[str, Any] | None:
         if rounding.steps is None
         else f", {figure(rounding.steps)} steps between neighbours of {rounding.dtype} there"
     )
+    where = (
+        "Within" if rounding.is_near else "It may be a program that magnifies rounding: its own `check()` tells. Beyond"
+    )
     said = (
-        f"Furthest is {rounding.of}: by {rounding.delta:.3g}{steps}. {'Within' if rounding.is_near else 'Beyond'} the "
+        f"Furthest is {rounding.of}: by {rounding.delta:.3g}{steps}. {where} the "
         f"tolerance of the exported file's check, {rounding.allowed:g} of the norm. Max |Δ|: {each}"
     )
     return largest | {"delta": rounding.delta, "is_same": rounding.is_near, "brief": rounding.brief, "said": said}

@@ -290,14 +290,14 @@ def bf16(*numbers: float) -> Tensor:
         (bf16(10, 1), bf16(10.0625, 1), None, "the same to 1 bf16 rounding (0.0625)"),
         (bf16(10, 1), bf16(9.875, 1), None, "the same to 2 bf16 roundings (0.125)"),
         (bf16(10, 1), bf16(10, 1.0078125), None, "the same to 1 bf16 rounding (0.00781)"),
-        (bf16(10, 1), bf16(11, 1), None, "other numbers by 16 bf16 roundings (1)"),
+        (bf16(10, 1), bf16(11, 1), None, "apart by 16 bf16 roundings (1)"),
         # Between 1 and 2 lie 2 ** 23 of float32; what bfloat16 rounds on the way is off by its steps.
         (torch.tensor([1.5]), torch.tensor([1.5 + 3 * 2**-23]), None, "the same to 3 fp32 roundings (3.58e-07)"),
         (torch.tensor([10.0]), torch.tensor([10.125]), torch.bfloat16, "the same to 2 bf16 roundings (0.125)"),
-        (torch.tensor([10.0]), torch.tensor([10.125]), None, "other numbers by > 9999 fp32 roundings (0.125)"),
-        (torch.tensor([1, 2]), torch.tensor([1, 3]), None, "other numbers by more than rounding (1)"),
+        (torch.tensor([10.0]), torch.tensor([10.125]), None, "apart by > 9999 fp32 roundings (0.125)"),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), None, "apart by more than rounding (1)"),
         (torch.zeros(2), torch.zeros(2), None, "the same in every number"),
-        (torch.zeros(2), torch.tensor([math.inf, 0]), None, "other numbers by up to inf"),
+        (torch.zeros(2), torch.tensor([math.inf, 0]), None, "apart by up to inf"),
     ],
 )  # fmt: skip
 def test_a_difference_is_told_in_rounding_steps(

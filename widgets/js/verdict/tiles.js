@@ -114,7 +114,7 @@ function differenceTile({ summary: { difference } }) {
   if (!difference) return tile("difference", label, [h("span", { class: "tf-was" }, "not measured")], null);
   const { is_same: isSame, delta, brief, said } = difference;
   const number = h("span", { class: "tf-unit" }, delta > 0 && small(delta));
-  return tile("difference", label, [h("b", null, isSame === null ? "max |Δ|" : isSame ? "yes" : "no"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title: said }, brief));
+  return tile("difference", label, [h("b", null, isSame === null ? "max |Δ|" : isSame ? "yes" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title: said }, brief));
 }
 
 /** @param {number} number */
