@@ -49,6 +49,7 @@ RESERVED_NAMES = frozenset(
         "example_inputs",
         "expect",
         "expect_sizes",
+        "is_near",
         "laid_over",
         "late_results",
         "magnitude",

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from tracefuse.device import embedding_gradient, linear_cross_entropy, packed_attention
+from tracefuse.device import embedding_gradient, linear_cross_entropy, near_runtime, packed_attention
+from tracefuse.device.copied import below_mark
 from tracefuse.device.dropout import support
 from tracefuse.errors import ExportError
 from tracefuse.execution.drawn import MAX_INTEGERS, behind_places, drawn_row
@@ -40,7 +41,8 @@ from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase, tensor
 from tracefuse.recording.calls import Guard
 
 _RUNTIME_FILE = (Path(__file__).parent / "exported_runtime.py").read_text()
-_RUNTIME = _RUNTIME_FILE.split("# --- copied into every exported file ---\n")[1]
+_NEAR = below_mark(Path(near_runtime.__file__))
+_RUNTIME = f"{_NEAR}\n\n\n{_RUNTIME_FILE.split('# --- copied into every exported file ---')[1].lstrip()}"
 _MAIN = 'if __name__ == "__main__":\n    main()\n'
 _BOXED = "boxed"
 MAX_GUARDS = 20  # Lines of a file's head that say which path was taken.

@@ -1,4 +1,5 @@
-"""What every exported file has behind its program; its text below the mark is copied, never imported.
+"""What every exported file has behind its program; its text below the mark is copied, never imported,
+with that of `tracefuse.device.near_runtime` above it.
 
 The names in capitals, `forward`, `backward` and their captured twins are defined above it in an exported file.
 
@@ -14,10 +15,6 @@ import time
 import torch
 
 # --- copied into every exported file ---
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-TOLERANCE |= {torch.complex128: 1e-9, torch.complex64: 1e-3}
-# Of the largest gradient: what a gradient stays below that rounding alone made.
-NOISE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 # The optimised program rounds elsewhere: it may be off by so many times what rounding the inputs changes the captured one by.
 ROUNDINGS = 4
 
@@ -245,23 +242,6 @@ def programs():
     }
 
 
-def distances(ours, reference):
-    """(relative, greatest) difference; what is NaN, or infinite with the same sign, in both does not count."""
-    wide = torch.complex128 if reference.is_complex() else torch.float64
-    ours, reference = ours.to(wide), reference.to(wide)
-    same = torch.isclose(ours, reference, rtol=0, atol=0, equal_nan=True)
-    if same.all():
-        return 0.0, 0.0
-    gap = torch.where(same, 0, ours - reference).abs()
-    size = torch.where(reference.isfinite(), reference, 0).norm().clamp_min(1e-30)
-    return float(gap.norm() / size), float(gap.max())
-
-
-def magnitude(tensor):
-    """The largest finite absolute value."""
-    return float(torch.where(tensor.isfinite(), tensor, 0).abs().max()) if tensor.numel() > 0 else 0.0
-
-
 def outputs(name, inputs):
     """All that one of `programs` computes, by what it is."""
     front, back, read_again, mutated = programs()[name]
@@ -299,8 +279,7 @@ def check():
         # A gradient that is zero but for rounding, as of a bias before a batch norm, differs by as much as it is.
         share = max(NOISE.get(dtype, 0.0) for dtype in (ours.dtype, COARSEST))
         noise = share * largest if label.startswith("gradient of") else 0.0
-        is_noise = max(greatest, magnitude(reference)) <= noise
-        good = (math.isfinite(relative) and relative <= tolerance) or greatest <= 1e-12 or is_noise
+        good = is_near(relative, greatest, magnitude(reference), tolerance, noise)
         why = f": rounded inputs change it by {rounding:.0e}" if tolerance > of_dtype else ""
         line = f"{label:60s} relative difference {relative:.1e}, allowed {tolerance:.0e}{why}"
         (near if good else far).append((relative / (tolerance or 1.0), line))

@@ -145,7 +145,8 @@ class GraphedProgram(Program):
             return graphs.backward(cotangents)
 
         names = behind(module)
-        return Replays(forward, backward if names else None, names, held_nbytes=graphs.held_nbytes)
+        held_nbytes, coarsest = graphs.held_nbytes, module.COARSEST
+        return Replays(forward, backward if names else None, names, held_nbytes=held_nbytes, coarsest=coarsest)
 
 
 # --- which traces a graph can replay ---

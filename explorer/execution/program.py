@@ -32,7 +32,7 @@ class Replays:
     else, such as a copy. `held_nbytes` is GPU memory that it keeps between replays, part of its peak.
 
     `update(gradients)` takes these and returns new values, which it writes over the old ones; `reset()` undoes that. Both are
-    None where nothing is updated.
+    None where nothing is updated. `coarsest` is the dtype that rounds most on the way, None where nobody knows.
     """
 
     forward: Callable[[], Sequence[Any]] | None
@@ -42,6 +42,7 @@ class Replays:
     held_nbytes: int = 0
     update: Callable[[Sequence[torch.Tensor | None]], Sequence[torch.Tensor]] | None = None
     reset: Callable[[], None] | None = None
+    coarsest: torch.dtype | None = None
 
 
 NAMED = 5  # of the inputs, where a program is printed
@@ -160,7 +161,7 @@ class Program:
             return module.backward(state[1])
 
         names = behind(module)
-        return Replays(forward, backward if names else None, names)
+        return Replays(forward, backward if names else None, names, coarsest=module.COARSEST)
 
 
 def spared(names: Iterable[str], inputs: Sequence[torch.Tensor], over: Container[str]) -> list[torch.Tensor]:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from tracefuse.device.clocks import Clock
+from tracefuse.device.near_runtime import NOISE, TOLERANCE, distances, is_near, magnitude
 from tracefuse.errors import MeasureError
 from tracefuse.execution.agreement import max_abs_difference
 from tracefuse.execution.program import Replays
-from tracefuse.measure.timing import Difference
+from tracefuse.measure.timing import Difference, Rounding
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,16 @@ def compare(programs: Mapping[str, Replays], reference: Replays | None, run: Run
     chosen = reference or next(iter(programs.values()))
     first = next((name for name, program in programs.items() if program is chosen), "")
     expected = run(first, chosen)
-    return {name: None if name == first else _difference(name, one, run, expected) for name, one in programs.items()}
+    coarsest = chosen.coarsest
+    return {
+        name: None if name == first else _difference(name, one, run, expected, coarsest)
+        for name, one in programs.items()
+    }
 
 
-def _difference(name: str, program: Replays, run: Run, expected: Outputs) -> Difference | None:
+def _difference(
+    name: str, program: Replays, run: Run, expected: Outputs, coarsest: torch.dtype | None
+) -> Difference | None:
     mine = run(name, program)
     if not program.compared:
         return None
@@ -115,17 +122,104 @@ def _difference(name: str, program: Replays, run: Run, expected: Outputs) -> Dif
             f"{name} returns {len(mine.results)} results where the reference returns {len(expected.results)}: compare "
             "programs with the same results"
         )
+    results = _apart(name, mine.results, expected.results)
+    gradients = _apart(name, mine.gradients, expected.gradients, "gradient of ")
+    updated = _apart(name, mine.updated, expected.updated) if program.update is not None else []
+    judged = [*results, *gradients]  # An optimizer makes steps of gradients that are nothing but rounding.
     return Difference(
-        _largest(name, mine.results, expected.results),
-        _largest(name, mine.gradients, expected.gradients),
-        _largest(name, mine.updated, expected.updated) if program.update is not None else None,
+        _largest(results),
+        _largest(gradients),
+        _largest(updated) if program.update is not None else None,
+        _rounding(judged, coarsest) if 0 < _largest(judged) < math.inf else None,
     )
 
 
-def _largest(name: str, mine: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """The largest difference of any output; NaN if any is, which `max` alone would lose."""
+@dataclass(frozen=True)
+class _Apart:
+    """An output of two programs, and its largest difference."""
+
+    of: str
+    mine: Any
+    expected: Any
+    delta: float
+
+    @property
+    def is_gradient(self) -> bool:
+        return self.of.startswith("gradient ")
+
+
+def _apart(name: str, mine: Mapping[str, Any], expected: Mapping[str, Any], kind: str = "") -> list[_Apart]:
     unknown = sorted(mine.keys() - expected.keys())
     if unknown:
         raise MeasureError(f"{name} has {unknown[0]}, which the reference has not: compare the same outputs")
-    found = [max_abs_difference(f"{key} of {name}", value, expected[key]) for key, value in mine.items()]
-    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+    return [
+        # A gradient may be called by its place alone, and what is computed from gradients is a result.
+        _Apart(
+            key if key.startswith(("result ", "gradient ")) else f"{kind}{key}",
+            value,
+            expected[key],
+            max_abs_difference(f"{key} of {name}", value, expected[key]),
+        )
+        for key, value in mine.items()
+    ]
+
+
+def _largest(outputs: Sequence[_Apart]) -> float:
+    """The largest difference of any output; NaN if any is, which `max` alone would lose."""
+    deltas = [one.delta for one in outputs]
+    return math.nan if any(map(math.isnan, deltas)) else max(deltas, default=0.0)
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def _rounding(outputs: Sequence[_Apart], coarsest: torch.dtype | None) -> Rounding:
+    """How far the worst output is: one that is not near if any is, else the most rounding steps away."""
+    largest = max((_size(one.expected) for one in outputs if one.is_gradient and one.expected is not None), default=0.0)
+    found = [_of_one(one, largest if one.is_gradient else 0.0, coarsest) for one in outputs if one.delta > 0]
+    return max(found, key=lambda one: (not one.is_near, one.steps or 0.0, one.delta))
+
+
+def _of_one(output: _Apart, largest: float, coarsest: torch.dtype | None) -> Rounding:
+    mine, expected = output.mine.detach(), output.expected.detach().to(output.mine.device)
+    dtypes = [mine.dtype] if coarsest is None else [mine.dtype, coarsest]
+    size, noise = _size(expected), largest * max(NOISE.get(dtype, 0.0) for dtype in dtypes)
+    allowed = max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+    is_noise = max(output.delta, size) <= noise
+    # By the most that the distance can be first: that of all outputs takes several times as long as what is told before.
+    near = is_near(_at_most(output.delta, expected), output.delta, size, allowed, noise)
+    near = near or is_near(*distances(mine, expected), size, allowed, noise)
+    step, dtype = max((_step(size or _size(mine), dtype), str(dtype).removeprefix("torch.")) for dtype in dtypes)
+    is_counted = _rounds(mine.dtype) and not is_noise
+    return Rounding(output.of, output.delta, output.delta / step if is_counted else None, dtype, allowed, near)
+
+
+def _rounds(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _size(tensor: torch.Tensor) -> float:
+    """`magnitude`, without memory for all of it where it has no other numbers."""
+    if not _rounds(tensor.dtype) or tensor.element_size() == 1:
+        tensor = tensor.double()
+    if tensor.is_complex() or not tensor.numel():
+        return magnitude(tensor)
+    low, high = tensor.aminmax()
+    found = max(-low.item(), high.item())
+    return found if math.isfinite(found) else magnitude(tensor)
+
+
+def _at_most(delta: float, expected: torch.Tensor) -> float:
+    """What the norm of a difference is at most, over the norm of what is expected; NaN where that has no number."""
+    if not expected.is_floating_point() or expected.element_size() == 1:
+        return math.nan
+    norm = torch.linalg.vector_norm(expected, dtype=torch.float64).item()
+    return delta * math.sqrt(expected.numel()) / norm if 0 < norm < math.inf else math.nan
+
+
+def _step(size: float, dtype: torch.dtype) -> float:
+    """From `size` to the next number of `dtype`, which is 1 of integers."""
+    if not _rounds(dtype):
+        return 1.0
+    info = torch.finfo(dtype)
+    return info.eps * 2.0 ** (math.frexp(max(size, info.smallest_normal))[1] - 1)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tracefuse.optimizers.trace import human_bytes
-from tracefuse.text import aligned, figure
+from tracefuse.text import aligned, counted, figure
 
 CONFIDENCE = 0.95
 RATIO_CONFIDENCE = 0.99
@@ -30,6 +30,9 @@ SMALLEST = 0.01
 VISIBLE = 0.05
 """A difference that should be seen: where the interval of a ratio is wider, the verdict says so."""
 UNSEEN = "no difference seen"
+MOST_STEPS = 9999
+"""Of rounding, that are told apart."""
+DIFFERENCES = ("outputs", "max |Δ| results", "gradients", "new values")
 RATIO_TITLE = "ratio [99 % interval], below 1 is faster"
 
 
@@ -133,13 +136,52 @@ def _tails(n: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """The output that is furthest from the reference: its greatest difference, `delta`, is so many rounding steps of `dtype`,
+    the distance of two neighbours there where its largest number lies; `dtype` is its own, or a coarser one that rounds on the
+    way. `steps` is None of integers, and where what differs would be zero but for rounding. `is_near`: all results and
+    gradients are within the tolerance of the exported file's check, which is `allowed` of this one's norm."""
+
+    of: str
+    delta: float
+    steps: float | None
+    dtype: str
+    allowed: float
+    is_near: bool
+
+    @property
+    def brief(self) -> str:
+        """`1 bf16 rounding`, `300 fp32 roundings`, `noise of rounding`"""
+        if self.steps is None:
+            return "noise of rounding" if self.is_near else "more than rounding"
+        unit = f"{self.dtype.replace('bfloat', 'bf').replace('float', 'fp')} rounding"
+        return counted(math.ceil(self.steps), unit) if self.steps <= MOST_STEPS else f"> {MOST_STEPS} {unit}s"
+
+
+@dataclass(frozen=True)
 class Difference:
     """Largest absolute difference from the reference, over results, over gradients and, where there is an update, over its new
-    values; NaN where only one has a NaN."""
+    values; NaN where only one has a NaN. `rounding` is None where no result or gradient differs, where one has no number, and
+    in files of before it was told."""
 
     results: float
     gradients: float
     updated: float | None = None
+    rounding: Rounding | None = None
+
+    @property
+    def largest(self) -> float:
+        """NaN if one is."""
+        found = [one for one in (self.results, self.gradients, self.updated) if one is not None]
+        return math.nan if any(map(math.isnan, found)) else max(found)
+
+    @property
+    def said(self) -> str:
+        """`the same to 1 bf16 rounding (0.0625)`, `the same in every number`, `apart by 9 bf16 roundings (4)`"""
+        if self.rounding is None:
+            return "the same in every number" if self.largest == 0 else f"apart by up to {self.largest:.3g}"
+        verdict = "the same to" if self.rounding.is_near else "apart by"
+        return f"{verdict} {self.rounding.brief} ({self.rounding.delta:.3g})"
 
 
 @dataclass(frozen=True)
@@ -229,15 +271,15 @@ class Timing:
             for p in self.programs
             for phase, time_ms in p.times_ms.items()
         ]
-        new = ("new values",) * any("update" in p.times_ms for p in self.programs)
-        rest = [(p.name, figure(p.cold_ms, 4), _memory(p), *_difference(p)[: 2 + len(new)]) for p in self.programs]
+        new = ["new values"] * any("update" in p.times_ms for p in self.programs)
+        rest = [(p.name, figure(p.cold_ms, 4), _memory(p), *_difference(p)[: 3 + len(new)]) for p in self.programs]
         rounds = f"{self.rounds} round{'s' * (self.rounds > 1)}"
         replays = f"{self.inner} replay{'s' * (self.inner > 1)}"
         return "\n".join([
             f"{self.device}: {rounds} of {replays}, interleaved; stopped: {self.stopped}",
             aligned([("program", "phase", "median ms [95 % interval]", RATIO_TITLE, ""), *by_phase]),
             "",
-            aligned([("program", "first run ms", "added peak (without inputs)", "max |Δ| results", "gradients", *new), *rest]),
+            aligned([("program", "first run ms", "added peak (without inputs)", *DIFFERENCES[: 3 + len(new)]), *rest]),
             *(f"{name} did not run: {reason}" for name, reason in self.failed.items()),
             *self.notes,
         ])  # fmt: skip
@@ -253,12 +295,12 @@ def _memory(program: ProgramTiming) -> str:
     return "not measured" if program.peak_nbytes is None else human_bytes(program.peak_nbytes)
 
 
-def _difference(program: ProgramTiming) -> tuple[str, str, str]:
+def _difference(program: ProgramTiming) -> tuple[str, str, str, str]:
     found = program.difference
     if found is None:
-        return "", "", ""
+        return "", "", "", ""
     updated = "" if found.updated is None else f"{found.updated:.3g}"
-    return f"{found.results:.3g}", f"{found.gradients:.3g}", updated
+    return found.said, f"{found.results:.3g}", f"{found.gradients:.3g}", updated
 
 
 def plain(value: Any) -> Any:

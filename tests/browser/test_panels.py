@@ -20,7 +20,8 @@ pytestmark = pytest.mark.browser
 
 MEASURED = """() => set("payload", { ...state.payload,
     summary: { ...state.payload.summary, measured_peak_bytes: [6400000, 4200000],
-        difference: { results: 2.4e-7, gradients: 3.1e-6 } },
+        difference: { results: 2.4e-7, gradients: 3.1e-6, delta: 3.1e-6, is_same: true, brief: "3 fp32 roundings",
+            said: "" } },
     timing: { provenance: "measured on a device with a long name", stale: false, is_pinned: true,
         config: "c.optimize()", notes: [], work: [], rows: [
         { label: "step", program: "optimised", phase: "step",
@@ -231,16 +232,18 @@ FIGURES = """([known, without]) => set("payload", { ...state.payload, passes: st
 def test_the_head_of_the_passes_says_in_words_what_their_figures_are_of(live: Page) -> None:
     how = live.get_by_test_id("tf-passes-how")
     for known, said in (
-        (["fuse", "remat"], "Δ left out"),
-        (["fuse"], "Δ left out; italics: in order"),
-        ([], "Δ in order"),
+        (["fuse", "remat"], "optimisations: each alone"),
+        (["fuse"], "optimisations, some in turn"),
+        ([], "optimisations: each in turn"),
     ):
         live.evaluate(FIGURES, [known, WITHOUT])
         expect(how).to_have_text(said)
         in_italics = live.locator(".tf-pass .tf-delta.tf-is-stale")
         expect(in_italics).to_have_count(4 * (2 - len(known)))
         assert how.evaluate("one => one.scrollWidth <= one.clientWidth + 1")
-    expect(how).to_have_attribute("title", re.compile("^left out: the step with it minus the step without it"))
+    expect(how).to_have_attribute(
+        "title", re.compile("^A pass rewrites .* each alone: the step with it minus the step without it")
+    )
 
 
 # --- pins and frozen parameters ---------------------------------------------------------------------------------------
@@ -524,7 +527,8 @@ def test_everything_measured_stands_in_one_row(live: Page) -> None:
     assert len(tops) == 6
     assert len(set(tops)) == 1
     expect(live.get_by_test_id("tf-tile-peak")).to_contain_text("● measured")
-    expect(live.get_by_test_id("tf-tile-difference")).to_contain_text("3.1e−6")
+    said = live.get_by_test_id("tf-tile-difference")
+    expect(said).to_have_text("Same as eageryes3.1e−63 fp32 roundings")
     expect(live.get_by_test_id("tf-baseline")).to_contain_text("c.optimize(fuse=False)")
 
 

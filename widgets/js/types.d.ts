@@ -388,8 +388,8 @@ interface Payload {
     least_peak: number;
     /** From the allocator of a GPU; null where not measured. */
     measured_peak_bytes: [number, number] | null;
-    /** Largest |Δ| of results, gradients and, where there is an update, its new values against eager; null where not measured. */
-    difference: { results: number; gradients: number; updated?: number } | null;
+    /** Largest |Δ| of results, gradients and, where there is an update, its new values against eager, with `delta` of the furthest output, which `brief` has in roundings; `is_same` is null where files of before do not say. Null where not measured. */
+    difference: { results: number; gradients: number; updated?: number; delta: number; is_same: boolean | null; brief: string; said: string } | null;
     kernels: { unique: number; launches: number };
   };
   forward: Half;

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tracefuse.config.configuration import Config
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Estimate, ProgramTiming, Row, Timing, over
-from tracefuse.text import counted
+from tracefuse.text import counted, figure
 from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.variant import Variant
 
@@ -102,23 +102,46 @@ def measured_peak_bytes(timing: Timing, input_bytes: tuple[int, int]) -> list[in
     return known if len(known) == len(peaks) else None
 
 
-def difference_record(timing: Timing) -> dict[str, float] | None:
-    """The shown program's largest differences; None where they are not known, or no numbers: see `difference_notes`."""
+def difference_record(timing: Timing) -> dict[str, Any] | None:
+    """The shown program's largest differences, and what they come to; None where they are not known, or no numbers: see
+    `difference_notes`."""
     shown = _shown(timing)
     if shown is None or shown.difference is None or difference_notes(timing):
         return None
-    return {name: delta for name, delta in vars(shown.difference).items() if delta is not None}
+    found, rounding = shown.difference, shown.difference.rounding
+    largest = {name: delta for name, delta in _differences(timing).items() if delta is not None}
+    each = ", ".join(f"{'new values' if name == 'updated' else name} {delta:.3g}" for name, delta in largest.items())
+    if rounding is None:
+        is_same, brief = (True, "in every number") if found.largest == 0 else (None, "")
+        return largest | {"delta": found.largest, "is_same": is_same, "brief": brief, "said": f"max |Δ|: {each}"}
+    steps = (
+        ""
+        if rounding.steps is None
+        else f", {figure(rounding.steps)} steps between neighbours of {rounding.dtype} there"
+    )
+    where = (
+        "Within" if rounding.is_near else "It may be a program that magnifies rounding: its own `check()` tells. Beyond"
+    )
+    said = (
+        f"Furthest is {rounding.of}: by {rounding.delta:.3g}{steps}. {where} the "
+        f"tolerance of the exported file's check, {rounding.allowed:g} of the norm. Max |Δ|: {each}"
+    )
+    return largest | {"delta": rounding.delta, "is_same": rounding.is_near, "brief": rounding.brief, "said": said}
+
+
+def _differences(timing: Timing) -> dict[str, float | None]:
+    shown = _shown(timing)
+    found = None if shown is None else shown.difference
+    return {} if found is None else {"results": found.results, "gradients": found.gradients, "updated": found.updated}
 
 
 def difference_notes(timing: Timing) -> list[str]:
     """A sentence for the results, one for the gradients and one for new values, if they differ by what JSON has no number
     for."""
-    shown = _shown(timing)
-    found = {} if shown is None or shown.difference is None else vars(shown.difference)
     return [
         f"The {'new values' if name == 'updated' else name} of the shown program differ from the captured one's by "
         f"{difference}: look for overflow."
-        for name, difference in found.items()
+        for name, difference in _differences(timing).items()
         if difference is not None and not math.isfinite(difference)
     ]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tracefuse.assembly.names import RESERVED_NAMES, Names
+from tracefuse.device import near_runtime
+from tracefuse.device.copied import below_mark
 from tracefuse.device.dropout import SUPPORT
 from tracefuse.device.packed_attention import TEXT
 from tracefuse.execution import export
@@ -15,6 +17,7 @@ from tracefuse.execution.spelling import CAST_ALL
 
 COPIED = {
     "the exported runtime": Path(export.__file__).with_name("exported_runtime.py").read_text(),
+    "the rule of what is near": below_mark(Path(near_runtime.__file__)),
     "the packed runtime": TEXT.runtime,
     "what kernels call": "\n".join(SUPPORT.values()),
     "what casts together": CAST_ALL,

@@ -12,6 +12,7 @@ from itertools import count, pairwise
 import pytest
 import torch
 from fake_clock import FakeClock
+from torch import Tensor
 
 from tracefuse.device.clocks import CpuClock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
@@ -271,6 +272,61 @@ def test_differences_from_the_baseline_and_from_a_reference() -> None:
     exact = clock.program("exact", 1, 1, value=2.0)
     timing = measure(programs, clock=clock, reference=exact)
     assert [p.difference.results for p in timing.programs] == [1.0, 0.5]
+
+
+def outputs(results: list[Tensor], gradients: dict[str, Tensor], coarsest: torch.dtype | None = None) -> Replays:
+    values = [*gradients.values()]
+    return Replays(lambda: (tuple(results),), lambda state: values, tuple(gradients), coarsest=coarsest)
+
+
+def bf16(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("expected", "mine", "coarsest", "said"),
+    [
+        # Between 8 and 16 lie 128 numbers of bfloat16, 8 / 128 = 0.0625 apart.
+        (bf16(10, 1), bf16(10.0625, 1), None, "the same to 1 bf16 rounding (0.0625)"),
+        (bf16(10, 1), bf16(9.875, 1), None, "the same to 2 bf16 roundings (0.125)"),
+        (bf16(10, 1), bf16(10, 1.0078125), None, "the same to 1 bf16 rounding (0.00781)"),
+        (bf16(10, 1), bf16(11, 1), None, "apart by 16 bf16 roundings (1)"),
+        # Between 1 and 2 lie 2 ** 23 of float32; what bfloat16 rounds on the way is off by its steps.
+        (torch.tensor([1.5]), torch.tensor([1.5 + 3 * 2**-23]), None, "the same to 3 fp32 roundings (3.58e-07)"),
+        (torch.tensor([10.0]), torch.tensor([10.125]), torch.bfloat16, "the same to 2 bf16 roundings (0.125)"),
+        (torch.tensor([10.0]), torch.tensor([10.125]), None, "apart by > 9999 fp32 roundings (0.125)"),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), None, "apart by more than rounding (1)"),
+        (torch.zeros(2), torch.zeros(2), None, "the same in every number"),
+        (torch.zeros(2), torch.tensor([math.inf, 0]), None, "apart by up to inf"),
+    ],
+)  # fmt: skip
+def test_a_difference_is_told_in_rounding_steps(
+    expected: Tensor, mine: Tensor, coarsest: torch.dtype | None, said: str
+) -> None:
+    for programs in (
+        {"a": outputs([expected], {}, coarsest), "b": outputs([mine], {})},
+        {"a": outputs([], {"w": expected}, coarsest), "b": outputs([], {"w": mine})},
+    ):
+        assert measure(programs, budget_s=0.05).program("b").difference.said == said
+
+
+def test_the_output_that_is_beyond_rounding_is_told_before_one_that_is_more_steps_away() -> None:
+    one = {"near": torch.tensor([1.0, 0.0]), "noise": torch.tensor([1e-8]), "far": bf16(1, 1)}
+    other = {"near": torch.tensor([1.0, 5e-5]), "noise": torch.tensor([-1e-8]), "far": bf16(1, 2)}
+    rounding = measure({"a": outputs([], one), "b": outputs([], other)}, budget_s=0.05).program("b").difference.rounding
+    assert (rounding.of, rounding.delta, rounding.dtype, rounding.allowed) == ("gradient of far", 1.0, "bfloat16", 0.05)
+    del one["far"], other["far"]
+    rounding = measure({"a": outputs([], one), "b": outputs([], other)}, budget_s=0.05).program("b").difference.rounding
+    assert (rounding.of, rounding.is_near) == ("gradient of near", True)
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_near_whatever_it_is() -> None:
+    one, other = (
+        {"w": torch.tensor([1.0]), "b": torch.tensor([1e-8])},
+        {"w": torch.tensor([1.0]), "b": torch.tensor([-1e-8])},
+    )
+    difference = measure({"a": outputs([], one), "b": outputs([], other)}, budget_s=0.05).program("b").difference
+    assert difference.said == "the same to noise of rounding (2e-08)"
 
 
 def test_programs_with_other_outputs_are_refused() -> None:

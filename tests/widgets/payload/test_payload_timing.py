@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 
 import cuda_traces
@@ -14,7 +15,7 @@ import torch
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.measure.op_times import OpTimes, modelled
-from tracefuse.measure.timing import Difference, ProgramTiming, Timing, estimate
+from tracefuse.measure.timing import Difference, ProgramTiming, Rounding, Timing, estimate
 from tracefuse.optimizers.trace import does_work
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock
@@ -23,6 +24,7 @@ from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.payload.timing import measured_peak_bytes
 from tracefuse.widgets.view.explorer import Explorer
 
+NEAR = Rounding("result 0", 0.0625, 1.0, "bfloat16", 0.05, True)
 ONE_MS = {"step": estimate([1.0] * 8)}
 
 
@@ -44,7 +46,30 @@ def timing(difference: Difference | None = None, peaks: tuple[int | None, int | 
 def test_measured_memory_and_differences_are_those_of_the_shown_program() -> None:
     found = payload(variant(), (timing(Difference(1e-6, 2e-5), (300, 200)), variant().config))["summary"]
     assert found["measured_peak_bytes"] == [300, 200]
-    assert found["difference"] == {"results": 1e-6, "gradients": 2e-5}
+    assert (found["difference"]["results"], found["difference"]["gradients"]) == (1e-6, 2e-5)
+    assert (found["difference"]["is_same"], found["difference"]["delta"]) == (None, 2e-5), "not told, as in an old file"
+
+
+@pytest.mark.parametrize(
+    ("difference", "is_same", "brief"),
+    [
+        (Difference(0.0, 0.0), True, "in every number"),
+        (Difference(0.0625, 0.01, None, NEAR), True, "1 bf16 rounding"),
+        (
+            Difference(1.0, 0.01, None, replace(NEAR, delta=1.0, steps=16.0, is_near=False)),
+            False,
+            "16 bf16 roundings",
+        ),
+    ],
+)
+def test_what_differences_come_to_is_a_verdict_with_the_number_behind_it(
+    difference: Difference, is_same: bool, brief: str
+) -> None:
+    found = payload(variant(), (timing(difference), variant().config))["summary"]["difference"]
+    assert (found["is_same"], found["brief"], found["delta"]) == (is_same, brief, difference.results)
+    assert f"results {difference.results:.3g}, gradients {difference.gradients:.3g}" in found["said"]
+    if difference.rounding:
+        assert f"{'Within' if is_same else 'Beyond'} the tolerance of the exported file's check, 0.05" in found["said"]
 
 
 def test_inputs_count_where_they_lie() -> None:

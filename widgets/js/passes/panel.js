@@ -15,7 +15,8 @@ const TITLES = /** @type {[string, string][]} */ ([
   ["Δ peak", "the most bytes alive at once, as the trace says"],
   ["Δ time", "of the whole step, by the clock of the headline"],
 ]);
-const ALONE = "left out: the step with it minus the step without it, all others kept; until that is known, in italics, in order: what it changed in its place among the passes";
+const A_PASS = "A pass rewrites the program that ran, so that it takes less time or memory; your code stays as it is. Figures:";
+const ALONE = "each alone: the step with it minus the step without it, all others kept; until that is known, in italics, in turn: what it changed in its place among the passes";
 
 /** @param {Payload} payload its configuration as it was chosen last @param {Status} status @param {Partial<Config>} pending what of that has no numbers yet @param {Open} open @param {Act} act */
 export function passes(payload, status, pending, open, act) {
@@ -26,7 +27,7 @@ export function passes(payload, status, pending, open, act) {
   const element = h(
     "section",
     { class: "tf-passes", "aria-label": "Passes", "aria-busy": String(status.busy === "passes") },
-    h("div", { class: "tf-passes-top" }, h("h3", null, "Passes"), h("abbr", { class: "tf-label tf-passes-how", title: ALONE, "data-testid": "tf-passes-how" }, how(payload.passes)), step("undo", "↶", "take the last choice back (Ctrl Z)", act.history.canUndo, act.undo), step("redo", "↷", "make it again (Ctrl Shift Z)", act.history.canRedo, act.redo)),
+    h("div", { class: "tf-passes-top" }, h("h3", null, "Passes"), h("abbr", { class: "tf-label tf-passes-how", title: `${A_PASS} ${ALONE}`, "data-testid": "tf-passes-how" }, how(payload.passes)), step("undo", "↶", "take the last choice back (Ctrl Z)", act.history.canUndo, act.undo), step("redo", "↷", "make it again (Ctrl Shift Z)", act.history.canRedo, act.redo)),
     h("div", { class: "tf-passes-head" }, TITLES.map(([word, meaning]) => h("abbr", { class: "tf-label", title: `${meaning}: ${ALONE}` }, word))),
     h("ul", { class: "tf-pass-list", "data-testid": "tf-passes" }, rows.map((one) => row(one, payload, open, act, error?.at === one.name ? error.message : null))),
     error && !isOfRow && alert(error.message),
@@ -54,8 +55,8 @@ function awaited(one, pending, waits) {
 function how(passes) {
   const told = passes.filter((one) => one.enabled && one.changed);
   const inOrder = told.filter(isInPlace).length;
-  if (inOrder === told.length) return inOrder > 0 && "Δ in order";
-  return inOrder > 0 ? "Δ left out; italics: in order" : "Δ left out";
+  if (inOrder === told.length) return inOrder > 0 && "optimisations: each in turn";
+  return inOrder > 0 ? "optimisations, some in turn" : "optimisations: each alone";
 }
 
 /** @param {"undo" | "redo"} id @param {string} glyph @param {string} title @param {boolean} can @param {() => void} act */

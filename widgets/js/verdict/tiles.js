@@ -110,11 +110,11 @@ function culprit({ passes, summary }) {
 
 /** @param {Payload} payload */
 function differenceTile({ summary: { difference } }) {
-  const label = [term("Max |Δ| to eager", "the largest difference of any result or gradient from those of the program as it ran")];
+  const label = [term("Same as eager", "whether a replay gives the results and gradients of the program as it ran")];
   if (!difference) return tile("difference", label, [h("span", { class: "tf-was" }, "not measured")], null);
-  const { results, gradients, updated } = difference;
-  const below = note(results > gradients ? `gradients ${small(gradients)}` : `results ${small(results)}`, `of results ${results}, of gradients ${gradients}`);
-  return tile("difference", label, [h("b", null, small(Math.max(results, gradients, updated ?? 0)))], below);
+  const { is_same: isSame, delta, brief, said } = difference;
+  const number = h("span", { class: "tf-unit" }, delta > 0 && small(delta));
+  return tile("difference", label, [h("b", null, isSame === null ? "max |Δ|" : isSame ? "yes" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title: said }, brief));
 }
 
 /** @param {number} number */
