@@ -110,7 +110,8 @@ def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
             raise CaptureError(
                 "the program gives one of its inputs new data, which no operator tells of and which loses what the input held"
                 f"{where(source)}. Write `with torch.no_grad(): tensor.copy_(...)` instead of "
-                "`tensor.data = ...`, and move modules (`.to()`, `.double()`) before the capture."
+                "`tensor.data = ...`, which `vector_to_parameters` does too, and move modules (`.to()`, `.double()`) before "
+                "the capture."
             )
         if value in recording.freed:
             raise CaptureError(
