@@ -24,6 +24,7 @@ from tracefuse.assembly.unshown import (
     Unrecorded,
     blind_spots,
     forwards_first,
+    given_inputs,
     growing_by_list,
     growing_graph,
     made_elsewhere,
@@ -81,7 +82,8 @@ class Carried:
     one, in the line `source`: the step made it, or read it elsewhere, or the program gave the first one up. `of_one` says
     whether that is a single number, `adds` whether it is computed from what was there before. Of a buffer that nothing was
     seen to read (`is_put`) it is the line that made it, and so it is of one that Python makes of a number (`is_number`), which
-    may be another in each step. Of data (`is_data`) it is the line of the update that alone reads it, or that writes to it."""
+    may be another in each step. Of data (`is_data`) it is the line of the update that alone reads it, or that writes to it.
+    `of_module` says that a module has what the next step reads."""
 
     name: str
     source: Source | None
@@ -90,6 +92,7 @@ class Carried:
     is_put: bool = False
     is_number: bool = False
     is_data: bool = False
+    of_module: bool = False
 
 
 Replayed = Callable[["CapturedProgram"], tuple[torch.Tensor, ...]]
@@ -269,10 +272,12 @@ def captured_program(
     examples, live = _given(joint, inputs), _given(joint, live_externals)
     name_of_value = _names_of(joint, externals)
     held = {name: values & name_of_value.keys() for name, values in ended.optimized.items()}
-    read = Inputs(examples, live, tuple(recording.rng_states))
     parts = [joint] if update is None else [joint, update]
+    kept = [value for one in parts for value in _names_of(one, externals)]
+    read = Inputs(examples, live, tuple(recording.rng_states))
     returned = {*outputs, *seeds, *(value for one in parts for value in one.left if value is not None)}
-    unread, beside = unshown(recording, returned, ended.alive, roles.bound)
+    lying = {recorder.values.memory_of(tensor) for tensor, _ in recorder.values.lying.items()} - {None}
+    unread, beside = unshown(recording, returned, ended.alive, roles.bound, lying)
     made = CapturedProgram(
         joint.trace,
         lambda: read,
@@ -291,6 +296,7 @@ def captured_program(
         unrecorded=(
             *blind_spots(recorder, elsewhere),
             *map(Unrecorded, exchanged),
+            *given_inputs(recording, {value: roles.sources[value][1] for value in kept if value in roles.sources}),
             *own_generators(recording, [one.trace for one in parts]),
             *(() if elsewhere else beside),
         ),
@@ -331,6 +337,7 @@ def _carried(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, st
     holds them any more, and the buffers that the program puts into modules. A module's buffer that stays there is followed, a
     weight that was moved is itself, and data is where the loop takes it."""
     recording, roles = recorder.recording, ended.roles
+    kept = _bases(filter(None, (recorder.values.value_of(tensor) for tensor, _ in recorder.modules.tensors.items())))
     for value, (there, source) in recording.carried.items():
         if roles.replaced.get(value) is there or there.memory in recorder.values.copies:
             continue
@@ -339,7 +346,8 @@ def _carried(recorder: Recorder, ended: Ended, names: Sequence[Mapping[Value, st
         found = next((known[value] for known in names if value in known), "")
         made = _computed_from({value.base}, recording.calls)
         adds = there.base in made or there.memory in {one.memory for one in made - {value.base}}  # `ema.data = …`
-        yield Carried(found, source or _stored(recorder, value), math.prod(there.shape) == 1, adds)
+        line = source or _stored(recorder, value)
+        yield Carried(found, line, math.prod(there.shape) == 1, adds, of_module=there.base in kept)
     for value in recording.others - recording.carried.keys():
         if value in recording.snapshots and value in names[0] and _is_data(value, roles, names):
             writer = next((call.origin.source for call in recording.calls if value in _bases(call.writes())), None)

@@ -106,11 +106,12 @@ def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
     it held is gone."""
     for value in inputs:
         if value in recording.replaced:
-            source = recording.replaced[value] or _giving_memory(recording)
+            source = _giving_memory(recording) or recording.replaced[value]
             raise CaptureError(
                 "the program gives one of its inputs new data, which no operator tells of and which loses what the input held"
                 f"{where(source)}. Write `with torch.no_grad(): tensor.copy_(...)` instead of "
-                "`tensor.data = ...`, and move modules (`.to()`, `.double()`) before the capture."
+                "`tensor.data = ...`, which `vector_to_parameters` does too, and move modules (`.to()`, `.double()`) before "
+                "the capture."
             )
         if value in recording.freed:
             raise CaptureError(
@@ -121,8 +122,8 @@ def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
 
 
 def _giving_memory(recording: Recording) -> Source | None:
-    """The last line that gives a tensor other memory, as far as its text tells: of a weight that got its own behind the update
-    only the next step's forward sees it."""
+    """The last line that gives a tensor other memory, as far as its text tells: what sees that a tensor has other memory is
+    the line that reads it next."""
     sources = (call.origin.source for call in reversed(recording.calls))
     return next((one for one in sources if one is not None and gives_memory(one.text)), None)
 

@@ -31,6 +31,8 @@ from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.roles import Roles
 from tracefuse.text import counted
 
+_MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.clone.default}
+
 # Bookkeeping, mostly autograd's, costs no kernel that a user could spare.
 _BOOKKEEPING = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -48,6 +50,7 @@ class Lack(Enum):
     """What a trace lacks of its program."""
 
     GIVEN_MEMORY = auto()  # that a tensor is given other memory
+    GIVEN_INPUT = auto()  # that one of its inputs is, and is read then
     OWN_GENERATOR = auto()  # a generator of the program's own
     MADE_ELSEWHERE = auto()  # what a gradient goes through
     OTHER = auto()
@@ -73,10 +76,14 @@ class Dropped:
 
 
 def unshown(
-    recording: Recording, returned: Collection[Value], alive: Collection[Value], bound: Mapping[Value, str]
+    recording: Recording,
+    returned: Collection[Value],
+    alive: Collection[Value],
+    bound: Mapping[Value, str],
+    lying: Collection[int | None],
 ) -> tuple[tuple[Dropped, ...], tuple[Unrecorded, ...]]:
     """Of the ops that none of `returned` depends on: those that nothing used, and what is said of those that Python ran for
-    what variables hold."""
+    what variables hold, or that gave their memory to a tensor that is there: it is one of `lying`."""
     never_used = _unread(recording, {*returned, *alive})
     of_python = {value for call in recording.calls if not call.in_engine for value in call.out_values()}
     known = set(map(id, _unread(recording, {*returned, *(of_python & bound.keys())})))
@@ -84,7 +91,8 @@ def unshown(
     seeds = {given for _, given, _ in recording.roots if given is not None}
     left_out = _unread(recording, {*returned, *seeds})
     held = [call for call in left_out if id(call) not in known]
-    return _dropped(never_used), (*_given_elsewhere(left_out), *_beside(held, bound))
+    given = [call for call in recording.calls if any(value.memory in lying for value in call.out_values())]
+    return _dropped(never_used), (*_given_elsewhere([*left_out, *given]), *_beside(held, bound))
 
 
 def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
@@ -102,7 +110,7 @@ def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
 
 
 def _given_elsewhere(calls: Iterable[Call]) -> tuple[Unrecorded, ...]:
-    """Of each line that gives what `calls`, which are no part of the trace, compute to a tensor as its memory."""
+    """Of each line that gives what `calls` compute to a tensor as its memory."""
     found: dict[Source, GivesMemory] = {}
     for call in calls:
         source = call.origin.source
@@ -113,6 +121,29 @@ def _given_elsewhere(calls: Iterable[Call]) -> tuple[Unrecorded, ...]:
         for source, given in found.items()
     )
     return tuple(Unrecorded(one, Lack.GIVEN_MEMORY) for one in said)
+
+
+def _is_of(value: Value, call: Call) -> bool:
+    return any(read.memory == value.memory for read in call.reads())
+
+
+def given_inputs(recording: Recording, names: Mapping[Value, str]) -> tuple[Unrecorded, ...]:
+    """Of each input that was given what the program computed as its memory, and is read there as another input: `names` are
+    those of what the trace reads. One that is only moved, as `model.double()` does, is what it was."""
+    found = []
+    for value, (was, lies) in recording.given.items():
+        maker = next((call for call in reversed(recording.calls) if lies.base in call.out_values()), None)
+        if value not in names or maker is None or (maker.func in _MOVES and _is_of(was, maker)):
+            continue
+        source = maker.origin.source
+        given = gives_memory(source.text) if source is not None else None
+        if given is not None:
+            does, instead = f"`{given.written}` gives a tensor other memory{where(source)}", given.instead
+        else:
+            does = f"the step gives {names[value]} other memory (`p.data = …`), which it computes{where(source)}"
+            instead = "write to it (`with torch.no_grad(): p.copy_(…)`)"
+        found.append(f"{does}, and a compiled step does not do that: {instead}.")
+    return tuple(Unrecorded(one, Lack.GIVEN_INPUT) for one in dict.fromkeys(found))
 
 
 def _dropped(calls: Iterable[Call]) -> tuple[Dropped, ...]:

@@ -286,7 +286,9 @@ class Recording:
     they were when a step's update had ended: what a loop does with their tensors afterwards is no part of it. `backwards`
     counts the calls of autograd that started from what was recorded, `gradients` are those that they left of each leaf,
     `updates` the calls of optimizers' `step`. `carried` are the externals in whose place the next step read another tensor of
-    this one, or will, since a module has it there, and `others` those in whose place it read one that this one never met."""
+    this one, or will, since a module has it there, `others` those in whose place it read one that this one never met, and
+    `given` those that were another input before, and then given the memory of something that the program had computed:
+    both."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -308,3 +310,4 @@ class Recording:
     updates: list[Update] = field(default_factory=list)
     carried: dict[Value, HandedOn] = field(default_factory=dict)
     others: set[Value] = field(default_factory=set)
+    given: dict[Value, tuple[Value, Value]] = field(default_factory=dict)

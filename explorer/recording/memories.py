@@ -151,6 +151,9 @@ class Identities:
         self._externals_of: dict[Value, list[Value]] = {}
         self.copies: set[int | None] = set()
         """Where inputs lie that were moved: what reads one reads the copy that the program made."""
+        self.lying: WeakMap[bool] = WeakMap()
+        """The tensors that were first met where the program had computed something: aliases, such as `t.data`, and those
+        from before that were given it as their memory."""
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         """The value that this tensor, or the one of this process that it stands for, is, if the program met it."""
@@ -192,12 +195,19 @@ class Identities:
         if same is not None and not (starts and self._made_here(same)):
             if same is not value:
                 self.ids[tensor] = same
+                if value is None and same.base not in self.recording.externals:
+                    self.lying[tensor] = True
             if starts:
                 self._started.add(same)
             return same
         fresh = self._new(tensor, memory)
         if starts:
             self._started.add(fresh)
+        if (is_replaced or value is None) and (lies := self.memories.find(tensor)) is not None:
+            if is_replaced and value in self.recording.externals:
+                self.recording.given[fresh] = value, lies
+            elif lies.base not in self.recording.externals:
+                self.lying[tensor] = True
         self.recording.externals[fresh] = tensor
         if value is not None:
             self.recording.superseded.add(value)

@@ -256,6 +256,8 @@ class StepWatch:
             self._carried |= recorder.carried
             if found is not None and not found.of_tensors:  # it runs the same, and no validation of another model
                 self._other_weights = self._other_weights or recorder.other_weights
+            if before.first:  # the first step may have made them
+                self._note_lying(before, recorder.weights)
             self._comparing.note(note_carried, before.recording, before.ran, self._ops, ops, recorder.read_again)
             return
         self._captured = recorder
@@ -286,12 +288,20 @@ class StepWatch:
         recording = captured.recording
         known = {value.base for call in captured.ran for value in call.writes()}
         known |= {call.args[0] for call in captured.ran if call.func is torch.ops.aten.lift_fresh.default}
+        self._note_lying(captured, before.weights)
         for value, tensor in recording.externals.items():
             if isinstance(tensor, torch.nn.Parameter):
                 if tensor not in before.weights and self._other_weights is None:
                     self._other_weights = next((c.origin.source for c in captured.ran if value in c.reads()), None)
             elif value not in known and before.memories.of(tensor) not in before.met:
                 recording.others.add(value)
+
+    def _note_lying(self, captured: StepRecorder, weights: WeakMap[bool]) -> None:
+        """Of parameters that another step reads the captured one has computed what they hold: `p.data = q.data.clone()`."""
+        for tensor, _ in weights.items():
+            if self._other_weights is None and captured.values.lying.get(tensor):
+                value = captured.values.ids.get(tensor)
+                self._other_weights = next((c.origin.source for c in captured.ran if value in c.reads()), None)
 
     def _difference(self, ops: list[StepOp], is_last: bool = False) -> Difference | None:
         return self._comparing.note(difference, self._ops, ops, is_last)

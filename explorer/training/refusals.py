@@ -72,8 +72,7 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
     first = first_of_optimizer(program.trace)
     if first and not _is_repeated(steps):
         raise ExportError(first)
-    if steps is None or not_compared(steps):
-        _check_given(ran)
+    _check_given(ran, steps is None or bool(not_compared(steps)) or steps.other_weights is not None)
     if steps is not None:
         _check_whole(steps)
         followed = joint.program.trace
@@ -156,11 +155,11 @@ def _check_whole(steps: Steps) -> None:
         )
 
 
-def _check_given(ran: CapturedProgram) -> None:
+def _check_given(ran: CapturedProgram, is_needed: bool) -> None:
     """What is computed and then given to a tensor as its memory is in no trace. Where other steps were seen, what these read
-    tells whether it is needed."""
+    tells whether it `is_needed`, but of what the step itself reads there."""
     for one in ran.unrecorded:
-        if one.lack is Lack.GIVEN_MEMORY:
+        if one.lack is Lack.GIVEN_INPUT or (is_needed and one.lack is Lack.GIVEN_MEMORY):
             raise ExportError(one.said)
 
 
@@ -376,7 +375,7 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
                 "(`with torch.no_grad(): kept.copy_(new)`)."
             )
         kind = kinds.get(one.name, "")
-        is_lost = not one.name and one.adds and not one.of_one
+        is_lost = not one.name and one.adds and not is_number_kept(one)
         is_kept = kind in ("parameter", "buffer", "state", "input")
         if one.name not in given and not one.is_number and (is_lost or is_kept):
             if moved := gives_memory(one.source.text if one.source else ""):
@@ -395,7 +394,8 @@ def _check_left(joint: Optimised, update: Optimised) -> None:
 
 def is_number_kept(one: Carried) -> bool:
     """Whether it is a single number that each step adds to, such as an average that is logged, and that no trace has."""
-    return not one.name and one.adds and one.of_one
+    is_given = gives_memory(one.source.text if one.source else "") is not None
+    return not one.name and one.adds and one.of_one and not one.of_module and not is_given
 
 
 def _check_carried(steps: Steps, update: Optimised) -> None:

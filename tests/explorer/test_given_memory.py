@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tracefuse
-from tracefuse.errors import ExportError
+from tracefuse.errors import CaptureError, ExportError
 from tracefuse.optimizers.trace import Trace
 
 Give = Callable[[Tensor, Tensor], None]
@@ -249,3 +249,79 @@ def test_an_average_that_moves_before_the_forward_reads_it_is_followed_or_refuse
         eager(x)
     for mine, wanted in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.state_dict(), wanted.state_dict())
+
+
+class OneNumber(nn.Module):
+    """A parameter of one number, without a dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x.sum(1)
+
+
+def shared(average: Tensor, weight: Tensor) -> None:
+    average.data = weight.detach()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "many numbers": lambda: nn.Linear(4, 3).double(),
+    "one number each": lambda: nn.Linear(4, 1, bias=False).double(),
+    "no dimension": OneNumber,
+}
+
+
+class Following:
+    """Training in which a second network follows the first one before the forward reads it, or behind the update."""
+
+    def __init__(self, make: Callable[[], nn.Module], follow: Callable[[Tensor, Tensor], None]) -> None:
+        torch.manual_seed(0)
+        self.query, self.key, self.follow = make(), make(), follow
+        self.optimizer = torch.optim.SGD(self.query.parameters(), lr=0.1)
+
+    def step(self, x: Tensor) -> None:
+        with torch.no_grad():
+            for average, weight in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                self.follow(average, weight)
+        self.optimizer.zero_grad()
+        (self.query(x) - self.key(x) + 1).square().mean().backward()
+        self.optimizer.step()
+
+    def parameters(self) -> list[Tensor]:
+        return [*self.query.parameters(), *self.key.parameters()]
+
+
+@pytest.mark.parametrize("seen", ["a cell", (2, 2), (2, 3), (3, 5)], ids=str)
+@pytest.mark.parametrize("is_trained", [False, True])
+@pytest.mark.parametrize("follow", [given_data, given_by_a_function, given_anew, shared, copied])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_network_that_follows_another_does_so_in_a_compiled_step_or_is_refused(
+    model: str, follow: Callable[[Tensor, Tensor], None], is_trained: bool, seen: str | tuple[int, int]
+) -> None:
+    """Whatever its size, whether it is frozen, and however many steps were seen."""
+    batches = list(torch.randn(8, 5, 4, dtype=torch.float64))
+    ours, eager = Following(MODELS[model], follow), Following(MODELS[model], follow)
+    for one in (ours, eager):
+        one.key.requires_grad_(is_trained)
+    if isinstance(seen, str):
+        ours.step(batches[0])
+        x, done = batches[1], 2
+        with tracefuse.capture() as captured:
+            ours.step(x)
+    else:
+        number, done = seen
+        with tracefuse.capture_step(n=number) as captured:
+            for x in batches[:done]:
+                ours.step(x)
+    if follow not in (shared, copied):
+        with pytest.raises((CaptureError, ExportError), match=r"copy_\((…|\.\.\.)\)"):
+            captured.optimize().compile()
+        return
+    compiled = captured.optimize().compile()
+    for x in batches[done:]:
+        compiled(x)
+    for x in batches:
+        eager.step(x)
+    torch.testing.assert_close(ours.parameters(), eager.parameters())
