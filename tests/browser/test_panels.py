@@ -232,9 +232,9 @@ FIGURES = """([known, without]) => set("payload", { ...state.payload, passes: st
 def test_the_head_of_the_passes_says_in_words_what_their_figures_are_of(live: Page) -> None:
     how = live.get_by_test_id("tf-passes-how")
     for known, said in (
-        (["fuse", "remat"], "optimisations: each alone"),
-        (["fuse"], "optimisations, some in turn"),
-        ([], "optimisations: each in turn"),
+        (["fuse", "remat"], "effect of each alone"),
+        (["fuse"], "effects, some in turn"),
+        ([], "effect of each in turn"),
     ):
         live.evaluate(FIGURES, [known, WITHOUT])
         expect(how).to_have_text(said)

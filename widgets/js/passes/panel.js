@@ -55,8 +55,8 @@ function awaited(one, pending, waits) {
 function how(passes) {
   const told = passes.filter((one) => one.enabled && one.changed);
   const inOrder = told.filter(isInPlace).length;
-  if (inOrder === told.length) return inOrder > 0 && "optimisations: each in turn";
-  return inOrder > 0 ? "optimisations, some in turn" : "optimisations: each alone";
+  if (inOrder === told.length) return inOrder > 0 && "effect of each in turn";
+  return inOrder > 0 ? "effects, some in turn" : "effect of each alone";
 }
 
 /** @param {"undo" | "redo"} id @param {string} glyph @param {string} title @param {boolean} can @param {() => void} act */
