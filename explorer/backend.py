@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
+import torch.distributed as dist
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
@@ -52,6 +52,7 @@ from tracefuse.dynamo.other_sizes import OtherSizes, symbols_of
 from tracefuse.dynamo.patterns import NO_COLLECTIVES, OVERLAP, Patterns, patterns_of, unmatched
 from tracefuse.dynamo.sizes import BySize, Compile, counts, floats, varying_sizes
 from tracefuse.errors import NotSupported, OptionError, TracefuseError
+from tracefuse.optimizers.ops import is_collective
 from tracefuse.optimizers.overlap.issued import issues_collectives, order_of_collectives
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
 from tracefuse.optimizers.sizes.numbers import NotAlike
@@ -203,11 +204,14 @@ class _Compiling:
     """The halves, and where their tensors stand, if programs of other sizes may be told by them."""
     _halves: Halves | None = None
     _is_training: bool = True
+    _is_of_ranks: bool = False
+    """Whether the graph starts collectives of several ranks."""
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Forward and backward of the optimised joint program, as AOTAutograd wants them from a partitioner."""
+        self._note_collectives(joint.graph)
         try:
             halves = self._halves = self.halves(joint.graph, num_fwd_outputs, self.config)
             graphs = as_graphs(halves, self.backward_of(halves))
@@ -221,6 +225,7 @@ class _Compiling:
 
     def inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         """A forward that nobody differentiates: nothing is frozen in it, and nothing saved."""
+        self._note_collectives(module.graph)
         try:
             returned = module.graph.output_node().args[0]
             config = replace(self.config, freeze=self.config.freeze and (), save=(), recompute=())
@@ -277,10 +282,12 @@ class _Compiling:
 
     def refuse(self, reason: Exception, what: str = OP_BY_OP) -> None:
         self.patterns.note_refused()
-        is_moved = (
-            self.config.overlap is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
-        )
+        is_moved = self._is_of_ranks and self.config.overlap is not None
         _run_op_by_op(reason, self.examples, what, OTHER_RANKS if is_moved else "")
+
+    def _note_collectives(self, graph: fx.Graph) -> None:
+        exchanges = any(map(is_collective, graph.nodes))
+        self._is_of_ranks = exchanges and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _in_order(variant: Variant) -> Variant:

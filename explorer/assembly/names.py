@@ -23,6 +23,7 @@ RESERVED_NAMES = frozenset(
         "AT_ONCE",
         "LISTED",
         "NOISE",
+        "PIECE",
         "OVERWRITTEN",
         "ROUNDINGS",
         "Step",

@@ -277,6 +277,11 @@ def captured_program(
     read = Inputs(examples, live, tuple(recording.rng_states))
     returned = {*outputs, *seeds, *(value for one in parts for value in one.left if value is not None)}
     lying = {recorder.values.memory_of(tensor) for tensor, _ in recorder.values.lying.items()} - {None}
+    computed = dict.fromkeys(
+        recorder.values.memory_of(tensor)
+        for tensor, (kind, _) in recorder.modules.tensors.items()
+        if kind == "parameter" and recorder.values.lying.get(tensor)
+    )
     unread, beside = unshown(recording, returned, ended.alive, roles.bound, lying)
     made = CapturedProgram(
         joint.trace,
@@ -296,7 +301,9 @@ def captured_program(
         unrecorded=(
             *blind_spots(recorder, elsewhere),
             *map(Unrecorded, exchanged),
-            *given_inputs(recording, {value: roles.sources[value][1] for value in kept if value in roles.sources}),
+            *given_inputs(
+                recording, {value: roles.sources[value][1] for value in kept if value in roles.sources}, computed
+            ),
             *own_generators(recording, [one.trace for one in parts]),
             *(() if elsewhere else beside),
         ),

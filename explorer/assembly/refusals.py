@@ -106,7 +106,7 @@ def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
     it held is gone."""
     for value in inputs:
         if value in recording.replaced:
-            source = _giving_memory(recording) or recording.replaced[value]
+            source = recording.replaced[value] or _giving_memory(recording)
             raise CaptureError(
                 "the program gives one of its inputs new data, which no operator tells of and which loses what the input held"
                 f"{where(source)}. Write `with torch.no_grad(): tensor.copy_(...)` instead of "
@@ -122,8 +122,8 @@ def check_unreplaced(recording: Recording, inputs: list[Value]) -> None:
 
 
 def _giving_memory(recording: Recording) -> Source | None:
-    """The last line that gives a tensor other memory, as far as its text tells: what sees that a tensor has other memory is
-    the line that reads it next."""
+    """The last line that gives a tensor other memory, as far as its text tells: of a weight that got its own behind the update
+    only the next step's forward sees it."""
     sources = (call.origin.source for call in reversed(recording.calls))
     return next((one for one in sources if one is not None and gives_memory(one.text)), None)
 

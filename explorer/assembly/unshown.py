@@ -31,7 +31,8 @@ from tracefuse.recording.recorder import Recorder
 from tracefuse.recording.roles import Roles
 from tracefuse.text import counted
 
-_MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.clone.default}
+_MOVES = {"to_copy", "clone", "copy", "empty", "empty_like", "empty_strided", "pin_memory"}
+"""What gives a tensor other memory with the same numbers in it."""
 
 # Bookkeeping, mostly autograd's, costs no kernel that a user could spare.
 _BOOKKEEPING = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -123,27 +124,56 @@ def _given_elsewhere(calls: Iterable[Call]) -> tuple[Unrecorded, ...]:
     return tuple(Unrecorded(one, Lack.GIVEN_MEMORY) for one in said)
 
 
-def _is_of(value: Value, call: Call) -> bool:
-    return any(read.memory == value.memory for read in call.reads())
+def _makers(recording: Recording, memories: Collection[int | None]) -> dict[int | None, list[Call]]:
+    """Of each of these memories the calls that made it, or wrote to it; a view of it does neither."""
+    found: dict[int | None, list[Call]] = {memory: [] for memory in memories}
+    for call in recording.calls if memories else ():
+        read = {value.memory for value in call.reads()}
+        made = {value.memory for value in call.out_values()} - read | {value.memory for value in call.writes()}
+        for memory in made & found.keys():
+            found[memory].append(call)
+    return found
 
 
-def given_inputs(recording: Recording, names: Mapping[Value, str]) -> tuple[Unrecorded, ...]:
+def _is_moved(makers: Iterable[Call], memory: int | None, was: int | None) -> bool:
+    """Whether what lies in a memory is what lay where it `was`."""
+    read = {value.memory for call in makers for value in call.reads()} - {memory}
+    return read == {was} and all(_name(call) in _MOVES for call in makers)
+
+
+def _name(call: Call) -> str:
+    """ "copy" of `aten.copy_.default`"""
+    return str(call.func).split(".")[1].strip("_")
+
+
+def given_inputs(
+    recording: Recording, names: Mapping[Value, str], computed: Collection[int | None]
+) -> tuple[Unrecorded, ...]:
     """Of each input that was given what the program computed as its memory, and is read there as another input: `names` are
-    those of what the trace reads. One that is only moved, as `model.double()` does, is what it was."""
+    those of what the trace reads. One that is only moved, as `model.double()` does, is what it was. Of modules' parameters
+    that lie in what was `computed` before they were first read nothing tells what they were."""
     found = []
-    for value, (was, lies) in recording.given.items():
-        maker = next((call for call in reversed(recording.calls) if lies.base in call.out_values()), None)
-        if value not in names or maker is None or (maker.func in _MOVES and _is_of(was, maker)):
-            continue
-        source = maker.origin.source
-        given = gives_memory(source.text) if source is not None else None
-        if given is not None:
-            does, instead = f"`{given.written}` gives a tensor other memory{where(source)}", given.instead
-        else:
-            does = f"the step gives {names[value]} other memory (`p.data = …`), which it computes{where(source)}"
-            instead = "write to it (`with torch.no_grad(): p.copy_(…)`)"
-        found.append(f"{does}, and a compiled step does not do that: {instead}.")
+    given = {value: both for value, both in recording.given.items() if value in names}
+    makers = _makers(recording, {*computed, *(lies.memory for _, lies in given.values())})
+    for value, (was, lies) in given.items():
+        if (made := makers[lies.memory]) and not _is_moved(made, lies.memory, was.memory):
+            found.append(_given_by(made[-1], names[value] or "a tensor that no module has"))
+    for memory in computed:
+        if (made := makers[memory]) and _name(made[0]) not in _BOOKKEEPING:
+            found.append(_given_by(made[-1], "a parameter"))
     return tuple(Unrecorded(one, Lack.GIVEN_INPUT) for one in dict.fromkeys(found))
+
+
+def _given_by(maker: Call, name: str) -> str:
+    """That a step gives a tensor what `maker` computes as its memory, with the remedy."""
+    source = maker.origin.source
+    given = gives_memory(source.text) if source is not None else None
+    if given is not None:
+        does, instead = f"`{given.written}` gives a tensor other memory{where(source)}", given.instead
+    else:
+        does = f"the step gives {name} other memory (`p.data = …`), which it computes{where(source)}"
+        instead = "write to it (`with torch.no_grad(): p.copy_(…)`)"
+    return f"{does}, and a compiled step does not do that: {instead}."
 
 
 def _dropped(calls: Iterable[Call]) -> tuple[Dropped, ...]:

@@ -22,6 +22,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 _GIVES = re.compile(r"([\w.\[\]]+)(\.data\s*=|\.set_\()(?!=)")
+_GIVES_IN_CODE = re.compile(r"\. (data =(?!=)|set_ \()")
 
 
 def code_of(line: str) -> str:
@@ -47,7 +48,7 @@ class GivesMemory(NamedTuple):
 def gives_memory(line: str) -> GivesMemory | None:
     """What `ema.data = ema.data * 0.9` or `ema.set_(other)` does; None for another line."""
     found = _GIVES.search(line)
-    if found is None:
+    if found is None or not _GIVES_IN_CODE.search(code_of(line)):
         return None
     written = ".data = …" if "=" in found[2] else ".set_(…)"
     return GivesMemory(found[1], found[1] + written)

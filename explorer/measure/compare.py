@@ -125,12 +125,13 @@ def _difference(
     results = _apart(name, mine.results, expected.results)
     gradients = _apart(name, mine.gradients, expected.gradients, "gradient of ")
     updated = _apart(name, mine.updated, expected.updated) if program.update is not None else []
-    judged = [*results, *gradients]  # An optimizer makes steps of gradients that are nothing but rounding.
+    judged = [*results, *gradients]
     return Difference(
         _largest(results),
         _largest(gradients),
         _largest(updated) if program.update is not None else None,
         _rounding(judged, coarsest) if 0 < _largest(judged) < math.inf else None,
+        _are_near(updated, coarsest) if program.update is not None else None,
     )
 
 
@@ -180,11 +181,28 @@ def _rounding(outputs: Sequence[_Apart], coarsest: torch.dtype | None) -> Roundi
     return max(found, key=lambda one: (not one.is_near, one.steps or 0.0, one.delta))
 
 
+def _are_near(updated: Sequence[_Apart], coarsest: torch.dtype | None) -> bool:
+    """Whether the new values, taken as one vector, are within the tolerance. Not each by itself: of a gradient that is nothing
+    but rounding, as that of the bias of a key, Adam makes a step as large as of any other."""
+    apart, whole, allowed = 0.0, 0.0, TOLERANCE.get(coarsest, 0.0)
+    for one in updated if any(one.delta != 0 for one in updated) else ():
+        if one.mine is None:
+            continue
+        mine, expected = one.mine.detach(), one.expected.detach().to(one.mine.device)
+        size, allowed = _norm(expected), max(allowed, TOLERANCE.get(mine.dtype, 0.0))
+        whole = math.hypot(whole, size)
+        if one.delta != 0:
+            apart = math.hypot(apart, distances(mine, expected)[0] * max(size, 1e-30))
+    return math.isfinite(apart) and apart <= allowed * whole
+
+
 def _of_one(output: _Apart, largest: float, coarsest: torch.dtype | None) -> Rounding:
     mine, expected = output.mine.detach(), output.expected.detach().to(output.mine.device)
     dtypes = [mine.dtype] if coarsest is None else [mine.dtype, coarsest]
-    size, noise = _size(expected), largest * max(NOISE.get(dtype, 0.0) for dtype in dtypes)
-    allowed = max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+    size, noise, allowed = _size(expected), 0.0, 0.0  # Of whole numbers none is rounded.
+    if _rounds(mine.dtype):
+        noise = largest * max(NOISE.get(dtype, 0.0) for dtype in dtypes)
+        allowed = max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
     is_noise = max(output.delta, size) <= noise
     # By the most that the distance can be first: that of all outputs takes several times as long as what is told before.
     near = is_near(_at_most(output.delta, expected), output.delta, size, allowed, noise)
@@ -192,6 +210,13 @@ def _of_one(output: _Apart, largest: float, coarsest: torch.dtype | None) -> Rou
     step, dtype = max((_step(size or _size(mine), dtype), str(dtype).removeprefix("torch.")) for dtype in dtypes)
     is_counted = _rounds(mine.dtype) and not is_noise
     return Rounding(output.of, output.delta, output.delta / step if is_counted else None, dtype, allowed, near)
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    """In float64, of what is finite."""
+    wide = tensor if _rounds(tensor.dtype) and tensor.element_size() > 1 else tensor.double()
+    found = torch.linalg.vector_norm(wide, dtype=torch.complex128 if wide.is_complex() else torch.float64).item()
+    return found if math.isfinite(found) else torch.where(wide.isfinite(), wide, 0).double().norm().item()
 
 
 def _rounds(dtype: torch.dtype) -> bool:

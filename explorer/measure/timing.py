@@ -151,9 +151,9 @@ class Rounding:
 
     @property
     def brief(self) -> str:
-        """`1 bf16 rounding`, `300 fp32 roundings`, `noise of rounding`"""
+        """`1 bf16 rounding`, `300 fp32 roundings`, `noise of rounding`, `other integers`"""
         if self.steps is None:
-            return "noise of rounding" if self.is_near else "more than rounding"
+            return "noise of rounding" if self.is_near else "other integers"
         unit = f"{self.dtype.replace('bfloat', 'bf').replace('float', 'fp')} rounding"
         return counted(math.ceil(self.steps), unit) if self.steps <= MOST_STEPS else f"> {MOST_STEPS} {unit}s"
 
@@ -162,26 +162,37 @@ class Rounding:
 class Difference:
     """Largest absolute difference from the reference, over results, over gradients and, where there is an update, over its new
     values; NaN where only one has a NaN. `rounding` is None where no result or gradient differs, where one has no number, and
-    in files of before it was told."""
+    in files of before it was told; `updated_near` says whether the new values, as one vector, are within the tolerance."""
 
     results: float
     gradients: float
     updated: float | None = None
     rounding: Rounding | None = None
+    updated_near: bool | None = None
 
     @property
-    def largest(self) -> float:
-        """NaN if one is."""
-        found = [one for one in (self.results, self.gradients, self.updated) if one is not None]
-        return math.nan if any(map(math.isnan, found)) else max(found)
+    def is_same(self) -> bool | None:
+        """Whether all that differs is within the tolerance; None where nobody knows."""
+        if self.rounding is None and not self.results == self.gradients == 0:
+            return None
+        if self.updated and self.updated_near is None:
+            return None
+        return self.updated_near is not False and (self.rounding is None or self.rounding.is_near)
 
     @property
     def said(self) -> str:
-        """`the same to 1 bf16 rounding (0.0625)`, `the same in every number`, `apart by 9 bf16 roundings (4)`"""
-        if self.rounding is None:
-            return "the same in every number" if self.largest == 0 else f"apart by up to {self.largest:.3g}"
-        verdict = "the same to" if self.rounding.is_near else "apart by"
-        return f"{verdict} {self.rounding.brief} ({self.rounding.delta:.3g})"
+        """`the same to 1 bf16 rounding (0.0625)`, `the same in every number`, `apart by 9 bf16 roundings (4)`,
+        `the same in every number; new values apart by up to 3`"""
+        found = [self.results, self.gradients]
+        largest = math.nan if any(map(math.isnan, found)) else max(found)
+        if self.rounding is not None:
+            verdict = (
+                "the same to " if self.rounding.is_near else "apart by " if self.rounding.steps is not None else ""
+            )
+            said = f"{verdict}{self.rounding.brief} ({self.rounding.delta:.3g})"
+        else:
+            said = "the same in every number" if largest == 0 else f"apart by up to {largest:.3g}"
+        return said if self.updated_near is not False else f"{said}; new values apart by up to {self.updated:.3g}"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import tracefuse
 from tracefuse.errors import CaptureError, ExportError
@@ -317,6 +318,82 @@ def test_a_network_that_follows_another_does_so_in_a_compiled_step_or_is_refused
                 ours.step(x)
     if follow not in (shared, copied):
         with pytest.raises((CaptureError, ExportError), match=r"copy_\((…|\.\.\.)\)"):
+            captured.optimize().compile()
+        return
+    compiled = captured.optimize().compile()
+    for x in batches[done:]:
+        compiled(x)
+    for x in batches:
+        eager.step(x)
+    torch.testing.assert_close(ours.parameters(), eager.parameters())
+
+
+# --- without a line that says so --------------------------------------------------------------------------------------
+
+
+def on_its_own_line(key: nn.Module, query: nn.Module) -> None:
+    for average, weight in zip(key.parameters(), query.parameters(), strict=True):
+        new = weight.data.clone()
+        average.data = new
+
+
+def by_a_vector(key: nn.Module, query: nn.Module) -> None:
+    vector_to_parameters(parameters_to_vector(query.parameters()), key.parameters())
+
+
+def as_another_parameter(key: nn.Module, query: nn.Module) -> None:
+    for name, weight in list(query.named_parameters()):
+        setattr(key, name, nn.Parameter(weight.data.clone()))
+
+
+def by_lists(key: nn.Module, query: nn.Module) -> None:
+    news = [one.clone() for one in key.parameters()]
+    torch._foreach_mul_(news, 0.5)
+    torch._foreach_add_(news, [one.data for one in query.parameters()], alpha=0.5)
+    for average, new in zip(key.parameters(), news, strict=True):
+        average.data = new
+
+
+def moved_elsewhere(key: nn.Module, query: nn.Module) -> None:
+    for average in key.parameters():
+        new = torch.empty_like(average)
+        new.copy_(average)
+        average.data = new
+
+
+@pytest.mark.parametrize("seen", ["a cell", (2, 2), (3, 5)], ids=str)
+@pytest.mark.parametrize("follow", [on_its_own_line, by_a_vector, as_another_parameter, by_lists, moved_elsewhere])
+def test_what_a_parameter_is_given_is_known_by_its_memory(
+    follow: Callable[[nn.Module, nn.Module], None], seen: str | tuple[int, int]
+) -> None:
+    """No text tells of it: the step computes in one line, and gives the parameter its memory in another, or within torch."""
+
+    class Whole(Following):
+        def step(self, x: Tensor) -> None:
+            with torch.no_grad():
+                follow(self.key, self.query)
+            self.optimizer.zero_grad()
+            (self.query(x) - self.key(x) + 1).square().mean().backward()
+            self.optimizer.step()
+
+    batches = list(torch.randn(8, 5, 4, dtype=torch.float64))
+    ours, eager = (Whole(MODELS["many numbers"], copied) for _ in range(2))
+    for one in (ours, eager):
+        one.key.requires_grad_(False)
+    number, done = (2, 2) if isinstance(seen, str) else seen
+    if isinstance(seen, str):
+        ours.step(batches[0])
+        with tracefuse.capture() as captured:
+            ours.step(batches[1])
+    else:
+        with tracefuse.capture_step(n=number) as captured:
+            for x in batches[:done]:
+                ours.step(x)
+    if follow is not moved_elsewhere or seen == (
+        3,
+        5,
+    ):  # the next step reads another tensor: nothing tells what it holds
+        with pytest.raises(ExportError, match=r"copy_\((…|new)\)|reads other parameters"):
             captured.optimize().compile()
         return
     compiled = captured.optimize().compile()

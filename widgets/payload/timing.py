@@ -111,9 +111,17 @@ def difference_record(timing: Timing) -> dict[str, Any] | None:
     found, rounding = shown.difference, shown.difference.rounding
     largest = {name: delta for name, delta in _differences(timing).items() if delta is not None}
     each = ", ".join(f"{'new values' if name == 'updated' else name} {delta:.3g}" for name, delta in largest.items())
+    is_same, said = found.is_same, f"Max |Δ|: {each}"
+    if found.updated_near is False:
+        return largest | {
+            "delta": found.updated,
+            "is_same": is_same,
+            "brief": "new values",
+            "said": f"{found.said}. {said}",
+        }
     if rounding is None:
-        is_same, brief = (True, "in every number") if found.largest == 0 else (None, "")
-        return largest | {"delta": found.largest, "is_same": is_same, "brief": brief, "said": f"max |Δ|: {each}"}
+        delta, brief = max(found.results, found.gradients), "in every number" if is_same else ""
+        return largest | {"delta": delta, "is_same": is_same, "brief": brief, "said": said}
     steps = (
         ""
         if rounding.steps is None
@@ -124,9 +132,9 @@ def difference_record(timing: Timing) -> dict[str, Any] | None:
     )
     said = (
         f"Furthest is {rounding.of}: by {rounding.delta:.3g}{steps}. {where} the "
-        f"tolerance of the exported file's check, {rounding.allowed:g} of the norm. Max |Δ|: {each}"
+        f"tolerance of the exported file's check, {rounding.allowed:g} of the norm. {said}"
     )
-    return largest | {"delta": rounding.delta, "is_same": rounding.is_near, "brief": rounding.brief, "said": said}
+    return largest | {"delta": rounding.delta, "is_same": is_same, "brief": rounding.brief, "said": said}
 
 
 def _differences(timing: Timing) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ import torch
 from fake_clock import FakeClock
 from torch import Tensor
 
+from tracefuse.device import near_runtime
 from tracefuse.device.clocks import CpuClock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.execution.agreement import max_abs_difference
@@ -295,7 +296,10 @@ def bf16(*numbers: float) -> Tensor:
         (torch.tensor([1.5]), torch.tensor([1.5 + 3 * 2**-23]), None, "the same to 3 fp32 roundings (3.58e-07)"),
         (torch.tensor([10.0]), torch.tensor([10.125]), torch.bfloat16, "the same to 2 bf16 roundings (0.125)"),
         (torch.tensor([10.0]), torch.tensor([10.125]), None, "apart by > 9999 fp32 roundings (0.125)"),
-        (torch.tensor([1, 2]), torch.tensor([1, 3]), None, "apart by more than rounding (1)"),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), None, "other integers (1)"),
+        (torch.tensor([5000, 42000]), torch.tensor([5001, 42000]), torch.bfloat16, "other integers (1)"),
+        (torch.tensor([True, False]), torch.tensor([True, True]), torch.float32, "other integers (1)"),
+        (torch.tensor([3 + 0j]), torch.tensor([3 + 5j]), None, "apart by > 9999 complex64 roundings (5)"),
         (torch.zeros(2), torch.zeros(2), None, "the same in every number"),
         (torch.zeros(2), torch.tensor([math.inf, 0]), None, "apart by up to inf"),
     ],
@@ -308,6 +312,43 @@ def test_a_difference_is_told_in_rounding_steps(
         {"a": outputs([], {"w": expected}, coarsest), "b": outputs([], {"w": mine})},
     ):
         assert measure(programs, budget_s=0.05).program("b").difference.said == said
+
+
+@pytest.mark.parametrize(
+    ("result", "new", "said", "is_same"),
+    [
+        (1.0, [1.0, 2.0], "the same in every number", True),
+        (1.0, [1.0, 2.0000002], "the same in every number", True),
+        (1.0 + 2**-23, [1.0, 2.0], "the same to 1 fp32 rounding (1.19e-07)", True),
+        (1.0 + 2**-23, [1000.0, 2.0], "the same to 1 fp32 rounding (1.19e-07); new values apart by up to 999", False),
+        (1.0, [1.0, math.nan], "the same in every number; new values apart by up to nan", False),
+        (1.0, [1.0, math.inf], "the same in every number; new values apart by up to inf", False),
+    ],
+)
+def test_new_values_are_judged_as_one_vector(result: float, new: list[float], said: str, is_same: bool) -> None:
+    """Of a key's bias, whose gradient is nothing but rounding, Adam makes a step all the same."""
+
+    def step(result: float, bias: float, new: list[float]) -> Replays:
+        values = torch.tensor([result]), torch.tensor(new), torch.tensor([bias])
+        return Replays(lambda: ((values[0],),), lambda _: [], (), update=lambda _: values[1:], reset=lambda: None)
+
+    programs = {"a": step(1.0, 1e-4, [1.0, 2.0]), "b": step(result, -1e-4, new)}
+    difference = measure(programs, budget_s=0.05).program("b").difference
+    assert (difference.said, difference.is_same) == (said, is_same)
+
+
+def test_distances_do_not_depend_on_where_the_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = torch.randn(40, 7), torch.randn(40, 7)
+    other[3, 4], one[5, 5] = math.inf, math.nan
+    other[5, 5] = math.nan
+    whole = near_runtime.distances(one, other)
+    finite = near_runtime.distances(one[10:], other[10:])
+    torch.testing.assert_close(finite[0], ((one - other)[10:].norm() / other[10:].norm()).item())
+    monkeypatch.setattr(near_runtime, "PIECE", 13)
+    assert near_runtime.distances(one, other) == whole == (math.inf, math.inf)
+    torch.testing.assert_close(near_runtime.distances(one[10:], other[10:]), finite)
+    one[7, 0] = math.nan
+    assert math.isnan(near_runtime.distances(one, other)[1])
 
 
 def test_the_output_that_is_beyond_rounding_is_told_before_one_that_is_more_steps_away() -> None:

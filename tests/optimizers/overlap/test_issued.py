@@ -165,19 +165,21 @@ def test_collectives_of_one_kind_that_change_places_are_another_order(graph: tra
         tracefuse.unregister("swaps")
 
 
-@pytest.mark.parametrize(("options", "is_said"), [({"overlap": True}, True), ({}, False)])
+@pytest.mark.parametrize(
+    ("options", "exchanges", "is_said"),
+    [({"overlap": True}, True, True), ({}, True, False), ({"overlap": True}, False, False)],
+)
 def test_a_rank_that_runs_a_graph_op_by_op_says_what_others_make_of_it(
-    graph: tracefuse.CompiledGraph, monkeypatch: Any, options: dict[str, Any], is_said: bool
+    graph: tracefuse.CompiledGraph, monkeypatch: Any, options: dict[str, Any], exchanges: bool, is_said: bool
 ) -> None:
     def fails(*_: Any) -> Any:
         raise OSError("no space left on device")
 
     monkeypatch.setattr("tracefuse.backend.joint_trace", fails)
     torch._dynamo.reset()
+    model = Gathering(LAYERS, WIDTH) if exchanges else torch.nn.Linear(WIDTH, WIDTH)
     with pytest.warns(UserWarning, match="runs op by op.*no space left on device") as told:
-        torch.compile(Gathering(LAYERS, WIDTH), backend="tracefuse", options=options)(
-            torch.randn(8, WIDTH)
-        ).sum().backward()
+        torch.compile(model, backend="tracefuse", options=options)(torch.randn(8, WIDTH)).sum().backward()
     assert any(str(one.message).endswith("Leave `overlap` out on all ranks.") for one in told) == is_said
 
 
