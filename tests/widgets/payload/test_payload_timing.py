@@ -72,6 +72,13 @@ def test_what_differences_come_to_is_a_verdict_with_the_number_behind_it(
         assert f"{'Within' if is_same else 'Beyond'} the tolerance of the exported file's check, 0.05" in found["said"]
 
 
+def test_new_values_that_are_others_are_told_before_results_that_are_the_same() -> None:
+    difference = Difference(0.0625, 0.01, 999.0, NEAR, updated_near=False)
+    found = payload(variant(), (timing(difference), variant().config))["summary"]["difference"]
+    assert (found["is_same"], found["brief"], found["delta"]) == (False, "new values", 999.0)
+    assert "the same to 1 bf16 rounding (0.0625); new values apart by up to 999" in found["said"]
+
+
 def test_inputs_count_where_they_lie() -> None:
     """The allocator counts what a replay adds; a GPU's inputs were there before it, and a CPU's lie elsewhere."""
     assert measured_peak_bytes(timing(peaks=(300, 200)), (50, 40)) == [350, 240]
