@@ -277,11 +277,11 @@ def captured_program(
     read = Inputs(examples, live, tuple(recording.rng_states))
     returned = {*outputs, *seeds, *(value for one in parts for value in one.left if value is not None)}
     lying = {recorder.values.memory_of(tensor) for tensor, _ in recorder.values.lying.items()} - {None}
-    computed = dict.fromkeys(
-        recorder.values.memory_of(tensor)
-        for tensor, (kind, _) in recorder.modules.tensors.items()
+    computed = {
+        recorder.values.memory_of(tensor): recorder.modules.in_full(path)
+        for tensor, (kind, path) in recorder.modules.tensors.items()
         if kind == "parameter" and recorder.values.lying.get(tensor)
-    )
+    }
     unread, beside = unshown(recording, returned, ended.alive, roles.bound, lying)
     made = CapturedProgram(
         joint.trace,

@@ -147,21 +147,22 @@ def _name(call: Call) -> str:
 
 
 def given_inputs(
-    recording: Recording, names: Mapping[Value, str], computed: Collection[int | None]
+    recording: Recording, names: Mapping[Value, str], computed: Mapping[int | None, str]
 ) -> tuple[Unrecorded, ...]:
     """Of each input that was given what the program computed as its memory, and is read there as another input: `names` are
     those of what the trace reads. One that is only moved, as `model.double()` does, is what it was. Of modules' parameters
-    that lie in what was `computed` before they were first read nothing tells what they were."""
-    found = []
+    that lie in what was `computed` before they were first read nothing tells what they were: they are named by that memory,
+    and the first of a line stands for all."""
+    found: dict[Source | None, str] = {}
     given = {value: both for value, both in recording.given.items() if value in names}
     makers = _makers(recording, {*computed, *(lies.memory for _, lies in given.values())})
     for value, (was, lies) in given.items():
         if (made := makers[lies.memory]) and not _is_moved(made, lies.memory, was.memory):
-            found.append(_given_by(made[-1], names[value] or "a tensor that no module has"))
-    for memory in computed:
+            found.setdefault(made[-1].origin.source, _given_by(made[-1], names[value] or "a tensor that no module has"))
+    for memory, name in computed.items():
         if (made := makers[memory]) and _name(made[0]) not in _BOOKKEEPING:
-            found.append(_given_by(made[-1], "a parameter"))
-    return tuple(Unrecorded(one, Lack.GIVEN_INPUT) for one in dict.fromkeys(found))
+            found.setdefault(made[-1].origin.source, _given_by(made[-1], name or "a parameter"))
+    return tuple(Unrecorded(one, Lack.GIVEN_INPUT) for one in found.values())
 
 
 def _given_by(maker: Call, name: str) -> str:
