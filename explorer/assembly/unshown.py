@@ -143,7 +143,8 @@ def _is_moved(makers: Iterable[Call], memory: int | None, was: int | None) -> bo
 
 def _name(call: Call) -> str:
     """ "copy" of `aten.copy_.default`"""
-    return str(call.func).split(".")[1].strip("_")
+    packet = getattr(call.func, "overloadpacket", call.func)
+    return getattr(packet, "__name__", str(packet)).strip("_")
 
 
 def given_inputs(

@@ -277,21 +277,43 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 class Following:
     """Training in which a second network follows the first one before the forward reads it, or behind the update."""
 
-    def __init__(self, make: Callable[[], nn.Module], follow: Callable[[Tensor, Tensor], None]) -> None:
+    def __init__(self, make: Callable[[], nn.Module], follow: Callable[[nn.Module, nn.Module], None]) -> None:
         torch.manual_seed(0)
         self.query, self.key, self.follow = make(), make(), follow
         self.optimizer = torch.optim.SGD(self.query.parameters(), lr=0.1)
 
     def step(self, x: Tensor) -> None:
         with torch.no_grad():
-            for average, weight in zip(self.key.parameters(), self.query.parameters(), strict=True):
-                self.follow(average, weight)
+            self.follow(self.key, self.query)
         self.optimizer.zero_grad()
         (self.query(x) - self.key(x) + 1).square().mean().backward()
         self.optimizer.step()
 
     def parameters(self) -> list[Tensor]:
         return [*self.query.parameters(), *self.key.parameters()]
+
+    def captured(self, batches: list[Tensor], seen: str | tuple[int, int]) -> tuple[tracefuse.Capture, int]:
+        """One of the first steps, in a cell behind the first or as the one of that number of so many; how many ran."""
+        if isinstance(seen, str):
+            self.step(batches[0])
+            with tracefuse.capture() as cell:
+                self.step(batches[1])
+            return cell, 2
+        number, done = seen
+        with tracefuse.capture_step(n=number) as captured:
+            for x in batches[:done]:
+                self.step(x)
+        return captured, done
+
+
+def each(follow: Callable[[Tensor, Tensor], None]) -> Callable[[nn.Module, nn.Module], None]:
+    """Let every parameter of a network follow that of another."""
+
+    def follows(key: nn.Module, query: nn.Module) -> None:
+        for average, weight in zip(key.parameters(), query.parameters(), strict=True):
+            follow(average, weight)
+
+    return follows
 
 
 @pytest.mark.parametrize("seen", ["a cell", (2, 2), (2, 3), (3, 5)], ids=str)
@@ -303,19 +325,10 @@ def test_a_network_that_follows_another_does_so_in_a_compiled_step_or_is_refused
 ) -> None:
     """Whatever its size, whether it is frozen, and however many steps were seen."""
     batches = list(torch.randn(8, 5, 4, dtype=torch.float64))
-    ours, eager = Following(MODELS[model], follow), Following(MODELS[model], follow)
+    ours, eager = (Following(MODELS[model], each(follow)) for _ in range(2))
     for one in (ours, eager):
         one.key.requires_grad_(is_trained)
-    if isinstance(seen, str):
-        ours.step(batches[0])
-        x, done = batches[1], 2
-        with tracefuse.capture() as captured:
-            ours.step(x)
-    else:
-        number, done = seen
-        with tracefuse.capture_step(n=number) as captured:
-            for x in batches[:done]:
-                ours.step(x)
+    captured, done = ours.captured(batches, seen)
     if follow not in (shared, copied):
         with pytest.raises((CaptureError, ExportError), match=r"copy_\((…|\.\.\.)\)"):
             captured.optimize().compile()
@@ -368,31 +381,13 @@ def test_what_a_parameter_is_given_is_known_by_its_memory(
 ) -> None:
     """No text tells of it: the step computes in one line, and gives the parameter its memory in another, or within torch."""
 
-    class Whole(Following):
-        def step(self, x: Tensor) -> None:
-            with torch.no_grad():
-                follow(self.key, self.query)
-            self.optimizer.zero_grad()
-            (self.query(x) - self.key(x) + 1).square().mean().backward()
-            self.optimizer.step()
-
     batches = list(torch.randn(8, 5, 4, dtype=torch.float64))
-    ours, eager = (Whole(MODELS["many numbers"], copied) for _ in range(2))
+    ours, eager = (Following(MODELS["many numbers"], follow) for _ in range(2))
     for one in (ours, eager):
         one.key.requires_grad_(False)
-    number, done = (2, 2) if isinstance(seen, str) else seen
-    if isinstance(seen, str):
-        ours.step(batches[0])
-        with tracefuse.capture() as captured:
-            ours.step(batches[1])
-    else:
-        with tracefuse.capture_step(n=number) as captured:
-            for x in batches[:done]:
-                ours.step(x)
-    if follow is not moved_elsewhere or seen == (
-        3,
-        5,
-    ):  # the next step reads another tensor: nothing tells what it holds
+    captured, done = ours.captured(batches, seen)
+    # In a loop the next step reads another tensor, and nothing tells what it holds.
+    if follow is not moved_elsewhere or seen == (3, 5):
         with pytest.raises(ExportError, match=r"copy_\((…|new)\)|reads other parameters"):
             captured.optimize().compile()
         return
