@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,9 +31,12 @@ two_gpus = [
 
 
 def torchrun(script: str, processes: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The run of `script`, which it leaves as `ranks.py` in `folder`, in so many processes. It may fail."""
-    path = folder / "ranks.py"
+    """The run of `script`, which it leaves as `rank.py` in `folder`, in so many processes. It may fail.
+
+    The script ends with `end()` of this module, which it can import."""
+    path = folder / "rank.py"
     path.write_text(script)
+    importable = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(
         [*command, str(path), *arguments],
@@ -41,8 +45,39 @@ def torchrun(script: str, processes: int, folder: Path, *arguments: str) -> subp
         text=True,
         timeout=280,
         cwd=folder,
-        env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+        env=os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(importable)},
     )
+
+
+def end() -> None:
+    """End the process group of this rank: the last line of a script of several ranks.
+
+    A thread of gloo lets go of the tensors of a collective after it told the rank that the collective is over, and takes the
+    GIL for it. Python before 3.14 ends a thread that asks for the GIL while the interpreter ends, and inside a destructor of
+    C++ that aborts the process: "terminate called without an active exception". `destroy_process_group` joins the threads only
+    where nothing holds the group; torch itself holds one that `_functional_collectives` were given, `fully_shard` too (seen
+    on 2.13). So a rank waits here until its threads rest.
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    before = None
+    while (now := _gloo_threads()) and not (now == before and all("S (sleeping)" in one for one in now)):
+        before = now
+        time.sleep(0.02)  # without the GIL, so that a thread that waits for it goes on
+
+
+def _gloo_threads() -> list[str]:
+    """What Linux says of the threads of this process that run gloo's collectives: their states, and how often each was
+    switched, which changes every 5 ms while one waits for the GIL."""
+    said = []
+    for status in Path("/proc/self/task").glob("*/status"):
+        try:
+            text = status.read_text()
+        except OSError:  # the thread has ended
+            continue
+        if "gloo_runloop" in text:
+            said.append("\n".join(line for line in text.splitlines() if line.startswith("State") or "switches" in line))
+    return said
 
 
 def why(done: subprocess.CompletedProcess[str], most: int = 12_000) -> str:

@@ -14,7 +14,6 @@ skew is off by more than 2 % and 0.3 ms.
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.extend(str(Path(__file__).parents[at] / name) for at, name in ((1, ""), (2, "timelines")))
+sys.path.extend(str(Path(__file__).parents[at] / name) for at, name in ((1, ""), (2, "timelines"), (2, "tools")))
 from made_ranks import CAUSES, TRANSFER_NS, MadeRanks
+from ranks import torchrun, why
 from results import environment, parser, write
 
 from tracefuse.ranks.loading import load_ranks
@@ -38,6 +38,7 @@ import gc, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from ranks import end
 
 dist.init_process_group("gloo")
 rank, cause = dist.get_rank(), sys.argv[1]
@@ -68,7 +69,7 @@ with profile(activities=[ProfilerActivity.CPU], with_stack=True) as p:
     for _ in range(6):
         step()
 p.export_chrome_trace(f"rank{rank}.json")
-dist.destroy_process_group()
+end()
 """
 GLOO_CAUSES = {"input": "load_batch", "host": "sorted_twice"}
 
@@ -159,10 +160,9 @@ def of_clean(seed: int) -> Iterator[str]:
 def gloo(cause: str) -> dict[str, Any]:
     """Two gloo processes of which rank 1 is late, and what is said of them."""
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "job.py"
-        script.write_text(GLOO)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-        subprocess.run([*command, cause], check=True, cwd=folder, capture_output=True, timeout=240)
+        ran = torchrun(GLOO, 2, Path(folder), cause)
+        if ran.returncode:
+            raise RuntimeError(why(ran))
         said = said_of(load_ranks(folder), "straggler")
     is_named = "rank 1 " in said and GLOO_CAUSES[cause] in said
     return {

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tools"), str(Path(__file__).parent)]
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from cases.overlap_steps import FORWARD_MS, rest
 from overlap_model import QUIET, begun, timed
+from ranks import end
 from results import environment, parser, write
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -149,8 +150,7 @@ def in_process(out: str, rounds: int) -> None:
     else:
         for _ in range(rounds):
             timed(lambda: None)
-    dist.barrier()
-    dist.destroy_process_group()
+    end()
 
 
 def main() -> None:

@@ -25,12 +25,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tools")]
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from cases.overlap_steps import SIZES, Program, beside, calls, programs
+from ranks import end
 from results import environment, parser, write
 
 import tracefuse
@@ -108,8 +109,7 @@ def in_process(out: str, device: str, rounds: int) -> None:
         record |= {"rounds": rounds, "seconds": round(time.perf_counter() - wall), "barrier_us": round(barrier)}
         record |= {"load": [round(min(load), 1), round(max(load), 1)], "ranks": dist.get_world_size()}
         Path(out).write_text(json.dumps(record))
-    dist.barrier()
-    dist.destroy_process_group()
+    end()
 
 
 def _recorded(step: Callable[[], object]) -> Trace:

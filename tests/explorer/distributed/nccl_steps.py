@@ -1,6 +1,6 @@
 """Steps of several ranks, each held against a run without us: what `test_nccl.py` starts under `torchrun`.
 
-    torchrun --nproc-per-node 2 nccl_steps.py nccl "fsdp, bf16"
+    PYTHONPATH=tests/tools torchrun --nproc-per-node 2 nccl_steps.py nccl "fsdp, bf16"
 
 Each rank prints a line for each thing that it looked at, `0 {"about": "losses", "holds": true, "said": ...}`.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import end
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -371,9 +372,8 @@ def main() -> None:
             harmless(name, device)
             if "gpt" not in name:
                 together_too(name, device)
-    dist.barrier()
     say("through", True, torch.__version__)
-    dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from ranks import end
 
 dist.init_process_group("gloo")
 rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
@@ -68,7 +69,7 @@ for options in json.loads(sys.argv[1]):
     say(options, found[2])
 assert plain[2] == trained({"prefetch": 0})[2]
 say(None, plain[2])
-dist.destroy_process_group()
+end()
 """
 
 OPTIONS = [{}, {"prefetch": 2}, {"prefetch": 1, "reshard": False}, {"prefetch": None, "reshard": True}]

@@ -22,6 +22,7 @@ import torch, tracefuse
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from ranks import end
 
 if sys.argv[1] == "nccl":
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=20))
@@ -209,8 +210,7 @@ CASES = {
 for name in sys.argv[2:]:
     CASES[name]()
 say(f"{rank} is through")
-dist.barrier()
-dist.destroy_process_group()
+end()
 """
 
 
@@ -222,7 +222,7 @@ def ran(backend: str, processes: int, folder: Path, case: str) -> tuple[int, str
 
 def line(text: str) -> str:
     """Where a line of the script is."""
-    return f"ranks.py:{next(at for at, one in enumerate(SCRIPT.splitlines(), 1) if text in one)}"
+    return f"rank.py:{next(at for at, one in enumerate(SCRIPT.splitlines(), 1) if text in one)}"
 
 
 OTHERS = {
@@ -269,7 +269,7 @@ def test_a_collective_that_one_rank_lacks_is_told_where_it_ends(tmp_path: Path, 
     code, output = ran(backend, 2, tmp_path, case)
     assert not code, output
     (said,) = (one for one in output.splitlines() if one.startswith("said:"))
-    assert "rank 0 starts all_reduce (sum) of f32[3] at ranks.py:" in said
+    assert "rank 0 starts all_reduce (sum) of f32[3] at rank.py:" in said
     assert "the job hangs" in said
 
 

@@ -16,6 +16,7 @@ import torch, tracefuse
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from ranks import end
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
@@ -56,8 +57,7 @@ for kind in (ScheduleGPipe, Schedule1F1B):
     }])
     sys.stdout.write(line + "\\n")
     sys.stdout.flush()
-dist.barrier()
-dist.destroy_process_group()
+end()
 """
 
 

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.utils.parametrize import register_parametrization
+from ranks import end
 
 warnings.simplefilter("ignore", FutureWarning)
 dist.init_process_group("gloo")
@@ -144,7 +145,7 @@ for name in sys.argv[2:]:
                   for half in graph.variant(graph.config).trace.split()]
         if rank == 0:
             print("said", json.dumps([" ".join(filter(None, half)) for half in halves]), flush=True)
-dist.destroy_process_group()
+end()
 """
 )
 
@@ -243,7 +244,7 @@ for is_on in (True, False):
     if rank == 1:
         print("said", json.dumps([is_on, is_told]), flush=True)
     dist.barrier()
-dist.destroy_process_group()
+end()
 """
 )
 
@@ -350,7 +351,7 @@ for name, (make, rows, width) in PROGRAMS.items():
             torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
     if rank == 0:
         print("same", name, flush=True)
-dist.destroy_process_group()
+end()
 """
 )
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
+from ranks import end
 
 backend, late_s, steps, *cases = sys.argv[1:]
 late_s, steps, is_gpu = float(late_s), int(steps), backend == "nccl"
@@ -113,14 +114,14 @@ for case in cases:
         if rank == 0:
             print(run, run.findings(), sep="\\n", flush=True)
     dist.barrier()
-dist.destroy_process_group()
+end()
 """
 
 KINDS = {"clean": {"all_reduce"}, "fsdp": {"all_gather", "reduce_scatter"}}
 CASES = {
     "input": ("rank 1 is late", "load_batch"),
     "host": ("rank 1 is late", "count_words"),
-    "kernel": ("rank 1 is late", "Slow_0", "forward, at ranks.py"),
+    "kernel": ("rank 1 is late", "Slow_0", "forward, at rank.py"),
 }
 
 

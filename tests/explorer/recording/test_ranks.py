@@ -21,6 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from ranks import end
 
 device, *names = sys.argv[1:]
 dist.init_process_group("gloo")
@@ -154,7 +155,7 @@ for name in names:
     assert all(map(torch.equal, loaded.replay(), c.replay())), name
     sys.stdout.write(f"{rank} {json.dumps([name, exchanged(loaded), c.unrecorded])}\\n")
     sys.stdout.flush()
-dist.destroy_process_group()
+end()
 """
 
 EXCHANGED = {
@@ -253,6 +254,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tracefuse.errors import CaptureError
+from ranks import end
 
 dist.init_process_group("gloo")
 net = nn.Sequential(nn.Linear(4, 4), nn.GELU())
@@ -274,7 +276,7 @@ assert said
 inside = DistributedDataParallel(torch.compile(net, backend="tracefuse"))
 inside(torch.randn(2, 4)).sum().backward()
 assert len(tracefuse.compiled(inside)) == 1
-dist.destroy_process_group()
+end()
 print("as said")
 """
 

@@ -29,6 +29,7 @@ from tracefuse.optimizers.overlap.links import Link, Mesh
 from tracefuse.optimizers.overlap.model import modelled
 from tracefuse.optimizers.overlap.options import Options
 from tracefuse.optimizers.overlap.schedule import schedule_of
+from ranks import end
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
@@ -106,7 +107,7 @@ for name in sys.argv[1:]:
         sys.stdout.write(line + "\\n")
         sys.stdout.flush()
     dist.barrier()
-dist.destroy_process_group()
+end()
 """
 
 
