@@ -129,8 +129,8 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> li
     if counts[0] == counts[1]:
         first += f"{now}."
     elif launching[0] > running[0]:
-        left = f"{counts[1]:,} launches, which take" if counts[1] > 1 else "one launch, which takes"
-        first += f"{was}; the passes would leave {left} {time_text(launching[1])}."
+        left = f"{counts[1]:,} launches and" if counts[1] > 1 else "one launch and"
+        first += f"{was}; the passes leave {left} {time_text(launching[1])}."
     else:
         first += f"with the passes {now}; before them kernels run {time_text(running[0])}."
     graph = "cuda_graph=True launches all at once" * can_be_graphed
@@ -140,11 +140,11 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> li
 
 
 def _takes(count: int, launching: float, running: float) -> str:
-    """`639 launches take 5.37 ms, their kernels run 301 µs`"""
+    """`639 launches take 5.37 ms, their kernels 301 µs`"""
     took, ran = time_text(launching), time_text(running)
     if count == 1:
-        return f"one launch takes {took}, its kernel runs {ran}"
-    return f"{count:,} launches take {took}, their kernels run {ran}"
+        return f"one launch takes {took}, its kernel {ran}"
+    return f"{count:,} launches take {took}, their kernels {ran}"
 
 
 def _whose(slow: Slowest) -> str:
