@@ -184,6 +184,8 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
         return replace(finding, mended=said, mended_by=by, is_mended=True, changes=None, fixes=fixes)
     if changes:  # an option of theirs that is not chosen
         return finding
+    if not ran and not KINDS[finding.id].by_passes_alone:  # they are on, and mend nothing of it
+        by = ()
     worth = "; ".join(one.worth for one in still[:MOST_LEFT])
     said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, called, on)}"
     # What is left has a remedy of its own: none is to switch on what is on.

@@ -137,6 +137,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     for (width, wide), group in grouped(on_cores, _odd_width).items():
         (us, is_padded), multiple = _spared_by_padding(case, group), ALIGNED_BYTES // val(group[0]).element_size()
         severity, whole_us = case.severity(us), case.us(group)
+        vocabulary = f"a vocabulary: set vocab_size={wide}; the added classes are never targets"
         yield from case.finding(
             "unaligned-matmul",
             severity or (case.severity(whole_us) and "low"),  # the model may know no reason why these are slow
@@ -144,8 +145,9 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
             (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
             group,
             group[0],
-            f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model (a vocabulary: "
-            f"set vocab_size={wide}; the added classes are never targets)",
+            f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model ({vocabulary})"
+            if is_padded
+            else f"pad it in the model, since the copies that `pad` would make take longer than they spare ({vocabulary})",
             us if severity else f"part of {case.worth(whole_us)}",
             {"pad": True} if is_padded else None,
             kind=case.times.kind,

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 
 MEASURED = """() => set("payload", { ...state.payload,
     summary: { ...state.payload.summary, measured_peak_bytes: [6400000, 4200000],
-        difference: { results: 2.4e-7, gradients: 3.1e-6, delta: 3.1e-6, is_same: true, brief: "3 fp32 roundings",
+        difference: { results: 2.4e-7, gradients: 3.1e-6, delta: 3.1e-6, is_same: true, brief: "to 3 fp32 roundings",
             said: "" } },
     timing: { provenance: "measured on a device with a long name", stale: false, is_pinned: true,
         config: "c.optimize()", notes: [], work: [], rows: [
@@ -232,7 +232,7 @@ FIGURES = """([known, without]) => set("payload", { ...state.payload, passes: st
 def test_the_head_of_the_passes_says_in_words_what_their_figures_are_of(live: Page) -> None:
     how = live.get_by_test_id("tf-passes-how")
     for known, said in (
-        (["fuse", "remat"], "effect of each alone"),
+        (["fuse", "remat"], "each alone; they overlap"),
         (["fuse"], "effects, some in turn"),
         ([], "effect of each in turn"),
     ):
@@ -528,7 +528,7 @@ def test_everything_measured_stands_in_one_row(live: Page) -> None:
     assert len(set(tops)) == 1
     expect(live.get_by_test_id("tf-tile-peak")).to_contain_text("● measured")
     said = live.get_by_test_id("tf-tile-difference")
-    expect(said).to_have_text("Same as eageryes3.1e−63 fp32 roundings")
+    expect(said).to_have_text("Same as eageryesATen, on CPUto 3 fp32 roundings")
     expect(live.get_by_test_id("tf-baseline")).to_contain_text("c.optimize(fuse=False)")
 
 

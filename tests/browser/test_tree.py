@@ -220,7 +220,7 @@ def test_a_toggle_keeps_what_was_unfolded(page: Page) -> None:
 def test_what_is_slowest_is_one_click_away(page: Page, press: Callable[[Locator], None]) -> None:
     """The sentence, the chip and the row say the same of the same module."""
     chip = page.get_by_test_id("tf-tree-slowest")
-    told = re.fullmatch(r"▲ most kernels: (h\.\* ×3), (\d+) of (\d+) kernels", str(chip.text_content()))
+    told = re.fullmatch(r"▲ most launches: (h\.\* ×3), (\d+) of (\d+)", str(chip.text_content()))
     assert told
     expect(page.get_by_test_id("tf-sentence")).to_contain_text(f"{told[2]} of {told[3]} are in {told[1]};")
     press(chip)

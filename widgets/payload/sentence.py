@@ -15,7 +15,7 @@ from typing import Any
 
 from tracefuse.device.target import chosen
 from tracefuse.findings.kinds import KINDS
-from tracefuse.measure.launches import HOST_US, launching_us
+from tracefuse.measure.launches import launching_us
 from tracefuse.tables.layers import Layers
 from tracefuse.tables.slowest import Slowest
 from tracefuse.text import share_text, time_text
@@ -52,10 +52,11 @@ def sentence_record(
     lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
-    if is_bound:
+    if clock.launches is not None:
+        counted = [round(sum(one.values())) for one in clock.launches]
         done, actions = (
             [one | {"worth": "", "kind": ""} for one in done],
-            [_in_launches(one, findings) for one in actions],
+            [_in_launches(one, findings, counted) for one in actions],
         )
     return {
         "said": " ".join([*head, lever]),
@@ -69,14 +70,17 @@ def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str]
     return {"key": finding["key"], "title": finding["title"], "worth": in_short(worth), "kind": kind, "by": list(by)}
 
 
-def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The action with what it spares in launches, and not what it is worth to kernels, of which its title may speak; beside
-    the kernels' time where it spares no launch."""
+def _in_launches(
+    action: dict[str, Any], findings: Sequence[Mapping[str, Any]], counted: Sequence[int]
+) -> dict[str, Any]:
+    """The action with what it spares of the launches `counted` before and after the passes, and not what it is worth to
+    kernels, of which its title may speak; with the kernels' time where it spares no launch."""
     finding = next(one for one in findings if one["key"] == action["key"])
     if not action["kind"]:
         return action
     if count := round(finding["launches"]):
-        worth = f"spares up to {count:,} launch{'es' * (count > 1)}, {time_text(HOST_US * count)}"
+        whole = counted[1 if finding["left"] else 0]
+        worth = f"spares up to {count:,} of {whole:,} launch{'es' * (whole > 1)}"
         return action | {"title": action["title"].partition(": ")[0], "worth": worth, "kind": "modelled"}
     return action | {"worth": f"minor: {action['worth'].partition(', ')[0]} of kernels, no launch"}
 
@@ -120,20 +124,27 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> li
     counts = [round(sum(one.values())) for one in clock.launches]
     launching = [launching_us(one) for one in clock.launches]
     running = [one.step_us for one in clock.times]
-    was, now = (f"{time_text(a)} to launch and {time_text(b)} to run" for a, b in zip(launching, running, strict=True))
     first = f"The GPU waits for launches: on {_place(clock)}, modelled, "
-    one = "one kernel takes"
+    was, now = (_takes(*one) for one in zip(counts, launching, running, strict=True))
     if counts[0] == counts[1]:
-        first += f"{f'{counts[1]:,} kernels take' if counts[1] > 1 else one} {now}."
+        first += f"{now}."
     elif launching[0] > running[0]:
-        first += f"{counts[0]:,} kernels take {was}; the passes would leave {counts[1]:,}, {time_text(launching[1])}."
+        left = f"{counts[1]:,} launches and" if counts[1] > 1 else "one launch and"
+        first += f"{was}; the passes leave {left} {time_text(launching[1])}."
     else:
-        before = f"{counts[0]:,} kernels run {time_text(running[0])} before"
-        first += f"the {counts[1]:,} kernels that the passes leave take {now}; {before}."
+        first += f"with the passes {now}; before them kernels run {time_text(running[0])}."
     graph = "cuda_graph=True launches all at once" * can_be_graphed
-    helps = f"fewer kernels help most{f', and {graph}' * can_be_graphed}" if counts[1] > 1 else graph
+    helps = f"fewer launches help most{f', and {graph}' * can_be_graphed}" if counts[1] > 1 else graph
     then = "; ".join(filter(None, [_whose(slow) if slow and counts[1] > 1 else "", helps]))
     return [first, f"{then[0].upper()}{then[1:]}."] if then else [first]
+
+
+def _takes(count: int, launching: float, running: float) -> str:
+    """`639 launches take 5.37 ms, their kernels 301 µs`"""
+    took, ran = time_text(launching), time_text(running)
+    if count == 1:
+        return f"one launch takes {took}, its kernel {ran}"
+    return f"{count:,} launches take {took}, their kernels {ran}"
 
 
 def _whose(slow: Slowest) -> str:
@@ -156,7 +167,7 @@ def slowest_record(slow: Slowest | None, is_of_launches: bool) -> dict[str, Any]
     if slow is None:
         return None
     if is_of_launches:
-        said = f"most kernels: {slow.label}, {slow.amount:,.0f} of {slow.of:,.0f} kernels"
+        said = f"most launches: {slow.label}, {slow.amount:,.0f} of {slow.of:,.0f}"
     else:
         said = f"slowest: {slow.label}, {share_text(slow.amount, slow.of)} of step"
     return {"name": slow.name, "paths": list(slow.paths), "said": said, "line": slow.line}

@@ -134,7 +134,8 @@ def difference_record(timing: Timing) -> dict[str, Any] | None:
         f"Furthest is {rounding.of}: by {rounding.delta:.3g}{steps}. {where} the "
         f"tolerance of the exported file's check, {rounding.allowed:g} of the norm. {said}"
     )
-    return largest | {"delta": rounding.delta, "is_same": is_same, "brief": rounding.brief, "said": said}
+    by = "" if rounding.steps is None else "to " if rounding.is_near else "by "
+    return largest | {"delta": rounding.delta, "is_same": is_same, "brief": by + rounding.brief, "said": said}
 
 
 def _differences(timing: Timing) -> dict[str, float | None]:

@@ -54,8 +54,8 @@ def test_what_is_bound_by_launches_says_so(live: Page) -> None:
     """A small GPT takes a GPU less time than its launches take the host: a share of its kernels' time tells nothing."""
     assert live.evaluate("state.payload.clock.launches[1]") > 0
     told = live.get_by_test_id("tf-launched").first
-    expect(told).to_contain_text(re.compile(r"^launches [\d,]+( as captured)?, [\d.]+ \S+ to launch$"))
-    once = live.get_by_text("Launching takes longer here than running: what counts is how many ops a fix spares.")
+    expect(told).to_contain_text(re.compile(r"^launches [\d,]+ of [\d,]+( as captured)?, [\d.]+ \S+ to launch$"))
+    once = live.get_by_text("Launching takes longer here than running: what counts is how many launches a fix spares.")
     expect(once).to_have_count(1)
     worth = live.locator(".tf-first .tf-worth").all_text_contents()
     expect(live.locator(".tf-first .tf-pulled")).to_contain_text("mended already")

@@ -51,7 +51,7 @@ def is_cut(element: Locator) -> bool:
 def test_the_headline_is_read_to_its_end(page: Page) -> None:
     headline = page.get_by_test_id("tf-sentence")
     expect(headline).to_contain_text(
-        re.compile(r"^The GPU waits for launches: on .* kernels take .* fewer kernels help most.*\.$")
+        re.compile(r"^The GPU waits for launches: on .* launches take .* fewer launches help most.*\.$")
     )
     assert not is_cut(headline)
     # What it would be shortened by stands in the cards, and in its title.

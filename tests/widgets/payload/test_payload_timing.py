@@ -54,11 +54,11 @@ def test_measured_memory_and_differences_are_those_of_the_shown_program() -> Non
     ("difference", "is_same", "brief"),
     [
         (Difference(0.0, 0.0), True, "in every number"),
-        (Difference(0.0625, 0.01, None, NEAR), True, "1 bf16 rounding"),
+        (Difference(0.0625, 0.01, None, NEAR), True, "to 1 bf16 rounding"),
         (
             Difference(1.0, 0.01, None, replace(NEAR, delta=1.0, steps=16.0, is_near=False)),
             False,
-            "16 bf16 roundings",
+            "by 16 bf16 roundings",
         ),
     ],
 )

@@ -143,12 +143,12 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     assert shown["clock"]["launches"] == [before, after]
     most, place = re.findall(r" ([\d,]+) of [\d,]+ are at (test_sentence\.py:\d+); ", shown["sentence"]["head"])[0]
     assert after / 2 < int(most.replace(",", "")) <= after
-    assert shown["slowest"]["said"] == f"most kernels: {place}, {most} of {after:,} kernels"
+    assert shown["slowest"]["said"] == f"most launches: {place}, {most} of {after:,}"
     us = time_text(shown["clock"]["step_us"][0])
-    bound = f"The GPU waits for launches: on an example GPU (H100 SXM), modelled, {before:,} kernels take "
-    bound += f"{time_text(HOST_US * before)} to launch and {us} to run; the passes would leave {after:,}, "
+    bound = f"The GPU waits for launches: on an example GPU (H100 SXM), modelled, {before:,} launches take "
+    bound += f"{time_text(HOST_US * before)}, their kernels {us}; the passes leave {after:,} launches and "
     bound += f"{time_text(host_us)}. "
-    bound += f"{most} of {after:,} are at {place}; fewer kernels help most."
+    bound += f"{most} of {after:,} are at {place}; fewer launches help most."
     assert bound.startswith(shown["sentence"]["lead"])
     said, head = shown["sentence"]["said"], shown["sentence"]["head"]
     assert head == bound
@@ -185,11 +185,11 @@ def test_the_first_sentence_says_what_is_slow_and_at_which_line(
     bound = replace(clock("modelled for"), each=(dict.fromkeys(range(1200), 1.0), dict.fromkeys(range(900), 1.0)))
     said = sentence_record(bound, rows, found, [], True, {})["head"]
     first, then = said.split(". ")
-    launching = f"{time_text(1200 * HOST_US)} to launch"
-    on = r"The GPU waits for launches: on an example GPU \(a GPU\), modelled, 1,200 kernels"
-    assert re.fullmatch(rf"{on} take {launching} and .* to run; the passes would leave 900, .*", first)
+    took, left = (time_text(count * HOST_US) for count in (1200, 900))
+    on = r"The GPU waits for launches: on an example GPU \(a GPU\), modelled, 1,200 launches"
+    assert re.fullmatch(rf"{on} take {took}, their kernels .*; the passes leave 900 launches and {left}", first)
     said = "Fewer" if found is None else f"{of_launches}; fewer"
-    assert then == f"{said} kernels help most, and cuda_graph=True launches all at once."
+    assert then == f"{said} launches help most, and cuda_graph=True launches all at once."
 
 
 def test_which_side_waits_for_launches_is_told() -> None:
@@ -207,15 +207,13 @@ def test_which_side_waits_for_launches_is_told() -> None:
     )
     assert takes == [pytest.approx(100 * HOST_US), long]
     left, takes = head((2000.0, many), (short, many))
-    assert left.startswith(
-        "The GPU waits for launches: on X, modelled, 100 kernels take 840 µs to launch and 2 µs to run."
-    )
+    assert left.startswith("The GPU waits for launches: on X, modelled, 100 launches take 840 µs, their kernels 2 µs.")
     assert takes == [2000.0, pytest.approx(100 * HOST_US)]
     left, _ = head((2000.0, many), (short, {"a": 1.0, "b": 1.0}))
-    said = "the 2 kernels that the passes leave take 16.8 µs to launch and 2 µs to run; 100 kernels run 2 ms before."
+    said = "with the passes 2 launches take 16.8 µs, their kernels 2 µs; before them kernels run 2 ms."
     assert (
         left
-        == f"The GPU waits for launches: on X, modelled, {said} Fewer kernels help most, and cuda_graph=True "
+        == f"The GPU waits for launches: on X, modelled, {said} Fewer launches help most, and cuda_graph=True "
         + ("launches all at once.")
     )
 
@@ -241,7 +239,7 @@ def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:
 
     shown = payload(tracefuse.capture(step).optimize())
     assert shown["blocked"]
-    assert " to launch and " in shown["sentence"]["head"]
+    assert ", their kernels " in shown["sentence"]["head"]
     assert "cuda_graph" not in shown["sentence"]["said"]
 
 
@@ -267,7 +265,7 @@ def test_the_findings_that_lead_are_the_first_actions() -> None:
     (first,) = [one for one in left if one["title"] == actions[0]["title"]]
     # The step is bound by launches: a share of its kernels' time would tell nothing.
     count = len(first["values"])
-    assert actions[0]["worth"] == f"spares up to {count} launches, {time_text(HOST_US * count)}"
+    assert actions[0]["worth"] == f"spares up to {count} of {shown['clock']['launches'][0]} launches"
     assert "(" not in actions[0]["worth"]
 
 
@@ -389,7 +387,7 @@ def test_in_a_step_that_waits_for_launches_what_spares_most_leads() -> None:
     assert shown["clock"]["launches"]
     first, *_, last = shown["sentence"]["actions"]
     assert first["title"].startswith("a loop launches")
-    assert re.fullmatch(r"spares up to \d+ launches, [\d.]+ .s", first["worth"])
+    assert re.fullmatch(r"spares up to \d+ of \d+ launches", first["worth"])
     assert "takes a notable share" in last["title"]
     assert re.fullmatch(r"minor: .* of kernels, no launch", last["worth"])
     assert next(one["title"] for one in shown["findings"] if not one["is_mended"]) == first["title"]
@@ -464,7 +462,7 @@ def test_of_one_kernel_fewer_are_no_help() -> None:
     x = torch.randn(3)
     said = payload(tracefuse.capture(x.exp).optimize())["sentence"]
     text = str(said)
-    assert "one kernel takes 8.4 µs to launch and <1 ns to run." in text
+    assert "one launch takes 8.4 µs, its kernel <1 ns." in text
     assert "fewer kernels" not in text
 
 

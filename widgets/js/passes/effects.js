@@ -35,7 +35,13 @@ function change(sizes, format, label) {
   const plain = format === signed ? String : formatBytes;
   const title = `${label}: ${plain(before)} → ${plain(after)}`;
   if (before === after) return { text: "·", mood: "none", title: `${label}: unchanged, ${plain(before)}` };
+  if (plain !== String && isUnseen(after - before, sizes)) return { text: "·", mood: "none", title };
   return { text: format(after - before), mood: after < before ? "gain" : "cost", title };
+}
+
+/** Less than a thousandth of the whole is no change that anybody sees. @param {number} by @param {[number, number]} sides */
+function isUnseen(by, sides) {
+  return Math.abs(by) < 1e-3 * Math.max(...sides);
 }
 
 /** "−1.2 MiB", "+256 B". @param {number} by */
@@ -51,8 +57,7 @@ function time({ delta_ms: alone, delta_us: us, without }, { kinds, device, chose
   const by = without ? steps[1] - without.step_us : us;
   const kind = without?.kind ?? (kinds[0] === "measured" ? "predicted" : kinds[0]);
   const title = `time: the step with it minus the step without it${place}, ${kind} for ${device}${known ? `; ${known.title}` : ""}`;
-  // Less than a thousandth of the step is no change that anybody sees.
-  if (Math.abs(by) < 1e-3 * Math.max(...steps)) return { text: "·", mood: "none", title };
+  if (isUnseen(by, steps)) return { text: "·", mood: "none", title };
   return { text: `${by < 0 ? "−" : "+"}${formatTime(Math.abs(by))}`, mood: by < 0 ? "gain" : "cost", title, isPredicted: kind === "predicted" };
 }
 

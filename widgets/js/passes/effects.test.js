@@ -16,6 +16,12 @@ test("less is a gain, more a cost, the same a dot", () => {
   assert.match(of(pass)[1].title, /0 B → 2 KiB/);
 });
 
+test("less than a thousandth of what a pass changes is a dot, and its title says both sizes", () => {
+  const saved = of({ ...pass, saved_bytes: [34 << 20, (34 << 20) + 2] })[1];
+  assert.deepEqual([saved.text, saved.mood], ["·", "none"]);
+  assert.match(saved.title, /34 MiB → 34 MiB/);
+});
+
 test("a time is a gain or a cost only where its interval leaves zero out", () => {
   const delta = (median, low, high, samples = 20) => ({ ...pass, delta_ms: { median, low, high, samples, coverage: 0.96, provenance: "measured on X", stale: false } });
   assert.deepEqual([delta(-1.5, -1.6, -1.4), delta(0.2, 0.1, 0.3), delta(-0.1, -0.3, 0.2)].map((one) => moods(one)[3]), ["gain", "cost", "none"]);

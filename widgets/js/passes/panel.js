@@ -16,7 +16,7 @@ const TITLES = /** @type {[string, string][]} */ ([
   ["Δ time", "of the whole step, by the clock of the headline"],
 ]);
 const A_PASS = "A pass rewrites the program that ran, so that it takes less time or memory; your code stays as it is. Figures:";
-const ALONE = "each alone: the step with it minus the step without it, all others kept; until that is known, in italics, in turn: what it changed in its place among the passes";
+const ALONE = "each alone: the step with it minus the step without it, all others kept, so that they do not add up; until that is known, in italics, in turn: what it changed in its place among the passes";
 
 /** @param {Payload} payload its configuration as it was chosen last @param {Status} status @param {Partial<Config>} pending what of that has no numbers yet @param {Open} open @param {Act} act */
 export function passes(payload, status, pending, open, act) {
@@ -56,7 +56,7 @@ function how(passes) {
   const told = passes.filter((one) => one.enabled && one.changed);
   const inOrder = told.filter(isInPlace).length;
   if (inOrder === told.length) return inOrder > 0 && "effect of each in turn";
-  return inOrder > 0 ? "effects, some in turn" : "effect of each alone";
+  return inOrder > 0 ? "effects, some in turn" : "each alone; they overlap";
 }
 
 /** @param {"undo" | "redo"} id @param {string} glyph @param {string} title @param {boolean} can @param {() => void} act */

@@ -5,7 +5,7 @@ import { chip, codeOf, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widge
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
 const SHOWN_VALUES = 12;
-const LAUNCHING = "Launching takes longer here than running: what counts is how many ops a fix spares.";
+const LAUNCHING = "Launching takes longer here than running: what counts is how many launches a fix spares.";
 /** @type {Record<string, string>} */
 const MOODS = { faster: "better", slower: "worse" };
 
@@ -47,13 +47,13 @@ export class FindingsPanel {
     return [details];
   }
 
-  /** Where the host launches ops for longer than they run, it is their number that tells. @param {Finding} one */
-  launched({ launches, is_mended: isMended }) {
+  /** Where the host launches ops for longer than they run, it is their number that tells, of those that passes leave where they left some of it. @param {Finding} one */
+  launched({ launches, left, is_mended: isMended }) {
     const { clock } = /** @type {Payload} */ (this.payload);
     const count = Math.round(launches);
     if (!clock?.launches || !count) return null;
     const us = (count * clock.takes_us[1]) / clock.launches[1];
-    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${count.toLocaleString("en")}${isMended ? " as captured" : ""}, ${formatTime(us)} to launch`);
+    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${count.toLocaleString("en")} of ${clock.launches[left ? 1 : 0].toLocaleString("en")}${isMended ? " as captured" : ""}, ${formatTime(us)} to launch`);
   }
 
   /** Without what models, which is said in the head, once for all. @param {string} text */

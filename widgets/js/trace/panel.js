@@ -84,7 +84,9 @@ export class TreePanel {
     this.unit = unitOf(this.tree.total);
     this.hasUpdate = payload.update !== null;
     this.body.classList.toggle("tf-tree-with-update", this.hasUpdate);
-    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: kind === "ratio" ? "backward over forward" : kind === "name" && payload.clock.launches ? "what kernels take to run, those of all inside" : label }, kind === "name" ? `${label}, in ${this.unit?.name}` : label)));
+    /** @type {Record<string, string>} */
+    const titles = { ratio: "backward over forward", ...(payload.clock.launches && { name: "what kernels take to run, those of all inside", ops: "before → after the passes; a launch each, of an update one a list" }) };
+    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: titles[kind] ?? label }, kind === "name" ? `${label}, in ${this.unit?.name}` : label)));
   }
 
   /** Whose times these are, and which module to look at first. */

@@ -46,10 +46,10 @@ function apply(finding, config, act) {
   return h("button", { class: "tf-button tf-primary tf-apply", title: `switch ${names} on, and see what changes`, onclick: () => act.configure(changes), "data-testid": "tf-apply" }, "Apply");
 }
 
-/** What is left to do about it in a few words, and its place, as far as the card has room beside what it says anyway. @param {Action} action @param {Finding} finding */
+/** What is left to do about it in a few words, and its place, as far as the card has room beside what it says anyway; what is mended has no line to edit. @param {Action} action @param {Finding} finding */
 function inBrief({ title, worth, by }, { fix, source }) {
   const [[first], [place]] = [fix.split(/[:;]|, /), source.split("  ")];
-  const told = [by.length > 0 ? "mended already" : first.length <= MOST_FIX ? `→ ${first}` : "", place];
+  const told = by.length > 0 ? ["mended already"] : [first.length <= MOST_FIX ? `→ ${first}` : "", place];
   let room = MOST_SAID - title.length - worth.length;
   return told.map((one) => ((room -= one.length) >= 0 ? one : ""));
 }

@@ -68,15 +68,15 @@ function timeTile(payload, live) {
   const [texts, unit] = paired(clock.takes_us, spans);
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
   const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
-  const below = isTimed ? ratio(row, payload) : clock.launches ? note(`kernels ${clock.step_us.map(formatTime).join(" → ")}`, `the step takes what the host needs to launch its kernels; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.takes_us, blocked);
+  const [ran, of] = paired(clock.step_us, spans);
+  const below = isTimed ? ratio(row, payload) : clock.launches ? note(`kernels ${ran.join(" → ")} ${of}`, `the step takes what the host needs to launch its kernels; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.takes_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
   return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
 
-/** Beside the change the launches of a GPU, where these are fewer. @param {Payload} payload */
+/** The launches of a GPU, where these are fewer and what counts; else the change. @param {Payload} payload */
 function opsBelow({ summary: { ops }, clock: { launches }, blocked }) {
-  const onGpu = launches && launches[0] < ops[0] && note(` GPU: ${launches.join(" → ")}`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor");
-  return h("span", null, pill(ops, blocked), onGpu);
+  return launches && launches[0] < ops[0] ? note(`${launches.join(" → ")} launches`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor") : pill(ops, blocked);
 }
 
 /** @param {Payload} payload */
@@ -97,7 +97,8 @@ function peakTile(payload) {
     : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
   const whole = payload.update ? ", in the whole step: with the update, and with what the optimizer keeps" : "";
   const by = bytes[1] > bytes[0] && culprit(payload);
-  const below = h("span", null, pill(bytes, blocked), by && note(` by ${by}`, `without ${by} the peak is lowest`));
+  const remedy = planned[1] > summary.least_peak ? "a budget on it, in Timeline, makes remat lower it" : "no budget lowers it";
+  const below = h("span", null, pill(bytes, blocked), by && note(` by ${by}`, `without ${by} the peak is lowest; ${remedy}`));
   return tile("peak", [term(payload.update ? "Peak, whole step" : "Peak memory", `the most bytes alive at once${whole}`), " ", badge], sizesOf(bytes), below);
 }
 
@@ -109,12 +110,13 @@ function culprit({ passes, summary }) {
 }
 
 /** @param {Payload} payload */
-function differenceTile({ summary: { difference } }) {
+function differenceTile({ summary: { difference }, runs_triton: runsTriton }) {
   const label = [term("Same as eager", "whether a replay gives the results and gradients of the program as it ran")];
   if (!difference) return tile("difference", label, [h("span", { class: "tf-was" }, "not measured")], null);
   const { is_same: isSame, delta, brief, said } = difference;
-  const number = h("span", { class: "tf-unit" }, delta > 0 && small(delta));
-  return tile("difference", label, [h("b", null, isSame === null ? "max |Δ|" : isSame ? "yes" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title: said }, brief));
+  const number = h("span", { class: "tf-unit" }, runsTriton ? delta > 0 && small(delta) : "ATen, on CPU");
+  const title = runsTriton ? said : `Compared are the ATen operators that kernels stand for, on this CPU; no Triton kernel. ${said}`;
+  return tile("difference", label, [h("b", null, isSame === null ? "max |Δ|" : isSame ? "yes" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title }, brief));
 }
 
 /** @param {number} number */
