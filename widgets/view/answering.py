@@ -13,6 +13,7 @@ import anywidget
 import traitlets
 
 from tracefuse.optimizers.errors import TracefuseError
+from tracefuse.widgets.view.ending import publish
 from tracefuse.widgets.view.tasks import POLL_S, Task, cells
 
 IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
@@ -30,6 +31,10 @@ class Answering(anywidget.AnyWidget):
         cells.watch(is_in_cell=True)  # where there is IPython, views are made by cells
         self._lock = threading.RLock()  # Traits are set by the view, by cells and by a task's thread.
         self._others = threading.Condition(self._lock)
+
+    def _send(self, msg: Any, buffers: Any = None) -> None:
+        """What ipywidgets (8.1) sends traits and messages with; threads of a view set traits, too."""
+        publish(lambda: super(Answering, self)._send(msg, buffers))
 
     def cancel(self) -> None:
         """Stop what is being measured at the next round; what was measured so far is kept if it is enough."""

@@ -34,6 +34,7 @@ from tracefuse.widgets.payload.facts import step_size
 from tracefuse.widgets.payload.without import foreseen, reweighed
 from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view.boarding import Boarding
+from tracefuse.widgets.view.ending import publish
 from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn
 
 _FRAMED = Template("""<div class="tf-still-$key"><div>$tables</div><script type="text/plain">$page</script><script>
@@ -90,8 +91,9 @@ class StillForm:
     def update(self, payload: dict[str, Any], page: str = "") -> None:
         """Let it say what the view shows now, where it is displayed; `page` is the view as a page of its own."""
         self.page = page
-        if self._handle is not None:
-            self._handle.update(self.bundle(payload), raw=True)
+        if (handle := self._handle) is not None:
+            bundle = self.bundle(payload)
+            publish(lambda: handle.update(bundle, raw=True))
 
 
 QUIET_S = 3.0
