@@ -184,7 +184,7 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
         return replace(finding, mended=said, mended_by=by, is_mended=True, changes=None, fixes=fixes)
     if changes:  # an option of theirs that is not chosen
         return finding
-    if not ran and not KINDS[finding.id].by_passes_alone:  # they are on, and mend nothing of it
+    if not KINDS[finding.id].by_passes_alone and _is_all_of(still, finding):  # they are on, and mend nothing of it
         by = ()
     worth = "; ".join(one.worth for one in still[:MOST_LEFT])
     said = f"{passes} {'is' if len(acted) == 1 else 'are'} on; left: {worth}{_why_left(still, steps, called, on)}"
@@ -201,7 +201,14 @@ def _beside(finding: Finding, left: Findings, config: Config, steps: Sequence[Pa
         left=still[0].worth,
         left_share=still[0].worth_share,
         launches=sum(one.launches for one in still) if left.launches else finding.launches,
+        launches_of=left.launches or finding.launches_of,
     )
+
+
+def _is_all_of(still: Sequence[Finding], finding: Finding) -> bool:
+    """Whether what passes left of a finding is all that it is about, and takes as long."""
+    about = {value for one in still for value in one.values}
+    return about.issuperset(finding.values) and sum(one.worth_us or 0 for one in still) >= (finding.worth_us or 0)
 
 
 def _mending(finding: Finding, config: Config) -> list[str]:
@@ -246,7 +253,7 @@ def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
     late = {} if case.update is None else launches(case.update, stepped)
     count = sum(halves.values()) + sum(late.values())
     # Names of kernels may be those of both.
-    found = with_launches(found, {**late, **halves})
+    found = with_launches(found, {**late, **halves}, count)
     return Findings(found, case.times.provenance, launching=_launching(case, count), launches=count)
 
 

@@ -70,7 +70,8 @@ class Finding:
     `Variant.try_fix` can measure, the best first. `mended` says which passes of a configuration mend it already and what is
     left, `mended_by` are their names, `is_mended` says that nothing is left. `is_below` marks one whose share of the step is
     too small to be told: it is counted. Of a step that waits for launches, `launches` are those that a GPU's host is spared at
-    most: by mending what passes leave of it, where any are on."""
+    most: by mending what passes leave of it, where any are on; `launches_of` are all those of the program that they are in, as
+    it ran or with the passes."""
 
     id: str
     severity: Severity
@@ -95,6 +96,7 @@ class Finding:
     left_share: float | None = None
     is_below: bool = False
     launches: float = 0.0
+    launches_of: float = 0.0
 
     def __post_init__(self) -> None:
         if self.id not in KINDS:

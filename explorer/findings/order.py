@@ -18,9 +18,9 @@ def in_order(findings: Iterable[Finding], launches: float = 0) -> list[Finding]:
     return sorted(findings, key=lambda one: (_is_done(one), -_worth(one, launches), SEVERITIES.index(one.severity)))
 
 
-def with_launches(findings: Sequence[Finding], launches: Mapping[str, float]) -> list[Finding]:
-    """Each with how many launches mending it spares at most, by those that each op is."""
-    return [replace(one, launches=_spared(one, findings, launches)) for one in findings]
+def with_launches(findings: Sequence[Finding], launches: Mapping[str, float], count: float) -> list[Finding]:
+    """Each with how many launches mending it spares at most, by those that each op is, of the `count` of its program."""
+    return [replace(one, launches=_spared(one, findings, launches), launches_of=count) for one in findings]
 
 
 def _spared(finding: Finding, found: Iterable[Finding], launches: Mapping[str, float]) -> float:

@@ -33,7 +33,7 @@ two_gpus = [
 def torchrun(script: str, processes: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The run of `script`, which it leaves as `rank.py` in `folder`, in so many processes. It may fail.
 
-    The script ends with `end()` of this module, which it can import."""
+    The script ends with `end()` of this module, which it can import, unless it tests what is left when a rank ends."""
     path = folder / "rank.py"
     path.write_text(script)
     importable = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -49,6 +49,10 @@ def torchrun(script: str, processes: int, folder: Path, *arguments: str) -> subp
     )
 
 
+REST_S = 20.0
+"""How long a rank waits at most for gloo's threads."""
+
+
 def end() -> None:
     """End the process group of this rank: the last line of a script of several ranks.
 
@@ -56,14 +60,19 @@ def end() -> None:
     GIL for it. Python before 3.14 ends a thread that asks for the GIL while the interpreter ends, and inside a destructor of
     C++ that aborts the process: "terminate called without an active exception". `destroy_process_group` joins the threads only
     where nothing holds the group; torch itself holds one that `_functional_collectives` were given, `fully_shard` too (seen
-    on 2.13). So a rank waits here until its threads rest.
+    on 2.13). So a rank waits here until its threads rest, as far as Linux tells: a while without a switch.
     """
     dist.barrier()
     dist.destroy_process_group()
-    before = None
-    while (now := _gloo_threads()) and not (now == before and all("S (sleeping)" in one for one in now)):
-        before = now
-        time.sleep(0.02)  # without the GIL, so that a thread that waits for it goes on
+    until = time.monotonic() + REST_S
+    while not _is_at_rest() and time.monotonic() < until:
+        pass
+
+
+def _is_at_rest() -> bool:
+    before = _gloo_threads()
+    time.sleep(0.02)  # without the GIL, so that a thread that waits for it goes on
+    return _gloo_threads() == before and all("S (sleeping)" in one for one in before)
 
 
 def _gloo_threads() -> list[str]:

@@ -302,6 +302,8 @@ interface Finding {
   is_mended: boolean;
   /** Of a step that waits for launches, how many of a GPU's mending what is left of it spares at most. */
   launches: number;
+  /** Of how many: those of the program as it ran, or with the passes where they left some of it. */
+  launches_of: number;
   code: string;
   /** How the worth of what they leave is known; "" where they leave nothing. */
   left_kind: TimeKind | "";

@@ -135,6 +135,7 @@ def payload(
             variant.runs_triton,
             deltas,
             bool(stopped),
+            baseline is not None,
         ),
         "slowest": slowest_record(slow, is_of_launches=clock.launches is not None),
         "forward": half(beside.forward, variant.forward),

@@ -34,11 +34,13 @@ def sentence_record(
     is_on_gpu: bool,
     deltas: Mapping[str, float | None],
     is_blocked: bool = False,
+    is_pinned: bool = False,
 ) -> dict[str, Any]:
     """`slow` is what is told to be slow, by launches of a step that waits for these. `said` are the sentences, the first of
     which leads, and `head` those before the levers. `actions` are the findings that lead, each with what it is worth and the
     passes that pull it already: the one that passes gain more by than what is left of the first one, then what is left, in
-    the order of `findings`. Where it `is_blocked`, the step is only shown, and neither compiled nor measured."""
+    the order of `findings`. Where it `is_blocked`, the step is only shown, and neither compiled nor measured; where it
+    `is_pinned`, the step before is that of the pinned configuration."""
     left = list(filter(_is_left, findings))
     is_bound = clock.launches is not None
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
@@ -47,16 +49,17 @@ def sentence_record(
         pulled = None
     rest = [one for one in left if one is not pulled]
     head = (
-        _of_launches(clock, slow, is_on_gpu and not is_blocked) if is_bound else _of_time(clock, slow, is_on_gpu, rows)
+        _of_launches(clock, slow, is_on_gpu and not is_blocked, is_pinned)
+        if is_bound
+        else _of_time(clock, slow, is_on_gpu, rows, is_pinned)
     )
     lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
-    if clock.launches is not None:
-        counted = [round(sum(one.values())) for one in clock.launches]
+    if is_bound:
         done, actions = (
             [one | {"worth": "", "kind": ""} for one in done],
-            [_in_launches(one, findings, counted) for one in actions],
+            [_in_launches(one, findings) for one in actions],
         )
     return {
         "said": " ".join([*head, lever]),
@@ -70,32 +73,30 @@ def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str]
     return {"key": finding["key"], "title": finding["title"], "worth": in_short(worth), "kind": kind, "by": list(by)}
 
 
-def _in_launches(
-    action: dict[str, Any], findings: Sequence[Mapping[str, Any]], counted: Sequence[int]
-) -> dict[str, Any]:
-    """The action with what it spares of the launches `counted` before and after the passes, and not what it is worth to
-    kernels, of which its title may speak; with the kernels' time where it spares no launch."""
+def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The action with what it spares in launches, and not what it is worth to kernels, of which its title may speak; with the
+    kernels' time where it spares no launch."""
     finding = next(one for one in findings if one["key"] == action["key"])
     if not action["kind"]:
         return action
     if count := round(finding["launches"]):
-        whole = counted[1 if finding["left"] else 0]
+        whole = round(finding["launches_of"])
         worth = f"spares up to {count:,} of {whole:,} launch{'es' * (whole > 1)}"
         return action | {"title": action["title"].partition(": ")[0], "worth": worth, "kind": "modelled"}
     return action | {"worth": f"minor: {action['worth'].partition(', ')[0]} of kernels, no launch"}
 
 
-def _of_time(clock: Clock, slow: Slowest | None, is_on_gpu: bool, rows: Layers) -> list[str]:
-    return [_step(clock, slow, is_on_gpu), *_halves(rows)]
+def _of_time(clock: Clock, slow: Slowest | None, is_on_gpu: bool, rows: Layers, is_pinned: bool) -> list[str]:
+    return [_step(clock, slow, is_on_gpu, is_pinned), *_halves(rows)]
 
 
-def _step(clock: Clock, slow: Slowest | None, is_on_gpu: bool) -> str:
+def _step(clock: Clock, slow: Slowest | None, is_on_gpu: bool, is_pinned: bool) -> str:
     before, after = clock.times
     was_us, is_us = clock.steps_us
     us, is_same = time_text(is_us), abs(was_us - is_us) <= LEAST * was_us
     why = ", whose kernels need a GPU" if is_us > was_us and after.kind != "modelled" and not is_on_gpu else ""
     waited = ", since it waited for launches" if was_us > before.step_us else ""
-    was = "" if is_same else f"; {time_text(was_us)} before the passes{why}{waited}"
+    was = "" if is_same else f"; {time_text(was_us)} {'as pinned' if is_pinned else 'before the passes'}{why}{waited}"
     where = _where(slow)
     if after.kind != "modelled":
         return f"A step takes {us} on {clock.device}, {after.kind}{where}{was}."
@@ -118,7 +119,7 @@ def _place(clock: Clock) -> str:
     return f"an example GPU ({clock.device})" if clock.chosen == DEFAULT and chosen() is None else clock.device
 
 
-def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> list[str]:
+def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pinned: bool) -> list[str]:
     """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
     assert clock.launches is not None
     counts = [round(sum(one.values())) for one in clock.launches]
@@ -128,11 +129,13 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool) -> li
     was, now = (_takes(*one) for one in zip(counts, launching, running, strict=True))
     if counts[0] == counts[1]:
         first += f"{now}."
+    elif is_pinned:
+        first += f"{now}; as pinned, {was}."
     elif launching[0] > running[0]:
         left = f"{counts[1]:,} launches and" if counts[1] > 1 else "one launch and"
         first += f"{was}; the passes leave {left} {time_text(launching[1])}."
     else:
-        first += f"with the passes {now}; before them kernels run {time_text(running[0])}."
+        first += f"with the passes {now}; before them {_running(counts[0])} {time_text(running[0])}."
     graph = "cuda_graph=True launches all at once" * can_be_graphed
     helps = f"fewer launches help most{f', and {graph}' * can_be_graphed}" if counts[1] > 1 else graph
     then = "; ".join(filter(None, [_whose(slow) if slow and counts[1] > 1 else "", helps]))
@@ -145,6 +148,10 @@ def _takes(count: int, launching: float, running: float) -> str:
     if count == 1:
         return f"one launch takes {took}, its kernel {ran}"
     return f"{count:,} launches take {took}, their kernels {ran}"
+
+
+def _running(count: int) -> str:
+    return "one kernel runs" if count == 1 else "kernels run"
 
 
 def _whose(slow: Slowest) -> str:

@@ -258,8 +258,22 @@ def test_a_padded_head_is_no_finding_any_more_and_one_that_pad_left_says_so() ->
     reasons = [one.reason for one in v.passes["pad"].decisions if one.value in left.values]
     assert left.mended.startswith(f"`pad` is on; left: {left.left}")
     assert left.left_share is not None
+    assert left.mended_by == ()  # it mends nothing of these
+    assert left.fix.startswith(
+        "pad it in the model, since the copies that `pad` would make take longer than they spare"
+    )
     assert f" a step, {left.left_share:.0%}".replace("%", " %") in left.left
     assert all(f"{reason} (1 op)" in left.mended for reason in reasons)
+
+    def both() -> None:
+        wide = (x @ w.t()).sin().sum()
+        narrow = (x[:128] @ w[:1003].t()).sum()
+        (wide + narrow).backward()
+
+    findings = tracefuse.capture(both).optimize().findings()
+    padded, kept = (one for one in (*findings, *findings.below) if one.id == "unaligned-matmul")
+    assert ("5,003" in padded.title, padded.is_mended) == (True, True)
+    assert ("1,003" in kept.title, kept.mended_by) == (True, ())
     assert reasons
     assert left.mended.endswith('; `print(v.passes["pad"])` has all decisions')
     assert not left.is_mended

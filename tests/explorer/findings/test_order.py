@@ -75,15 +75,17 @@ def test_in_a_step_that_waits_for_launches_their_number_ranks() -> None:
     few, matmul = finding("few", 0.3, values=("a",)), finding("matmul", 0.6, id="tf32-off", values=tuple("abcdef"))
     waits = finding("waits", None)
     assert [one.title for one in in_order([few, matmul, many, waits])] == ["matmul", "few", "waits", "many"]
-    counted = with_launches([few, matmul, many, waits], {})
+    counted = with_launches([few, matmul, many, waits], {}, 10)
     assert [one.launches for one in counted] == [1, 0, 4, 1]
+    assert {one.launches_of for one in counted} == {10}
     assert [one.title for one in in_order(counted, 10)] == ["many", "waits", "few", "matmul"]
     general = finding("general", 0.2, id="unfused-pointwise", values=tuple("abcde"))
-    assert [one.title for one in in_order(with_launches([general, many], {}), 10)] == ["many", "general"]
+    assert [one.title for one in in_order(with_launches([general, many], {}, 10), 10)] == ["many", "general"]
     found = Findings(counted[:3], launching="It waits.", launches=10)
     assert [one.title for one in found] == ["many", "few", "matmul"]
     # Of lists that a GPU makes of many ops.
-    assert [one.launches for one in with_launches([many, few], dict.fromkeys("abcd", 0.1))] == [pytest.approx(0.4), 0.1]
+    lists = with_launches([many, few], dict.fromkeys("abcd", 0.1), 1)
+    assert [one.launches for one in lists] == [pytest.approx(0.4), 0.1]
 
 
 def test_those_below_are_counted_in_one_line() -> None:

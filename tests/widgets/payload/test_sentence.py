@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import tracefuse
+from tracefuse.config.configuration import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.measure.launches import HOST_US
 from tracefuse.measure.op_times import OpTimes, modelled
@@ -155,6 +156,21 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     assert said.startswith(bound)
     assert bound in to_text(shown)
     assert " %" not in said.replace(shown["sentence"]["actions"][0]["title"], ""), "a share of kernels' time"
+
+
+def test_beside_a_pinned_configuration_launches_are_those_as_pinned() -> None:
+    optimised = tiny_ops(200, 8)
+    plain = optimised.capture.variant(Config.off())
+    shown = payload(plain, baseline=optimised)
+    pinned, now = shown["clock"]["launches"]
+    assert pinned < now
+    lead = shown["sentence"]["lead"]
+    assert f" modelled, {now:,} launches take " in lead
+    assert f"; as pinned, {pinned:,} launches take " in shown["sentence"]["head"]
+    assert "the passes" not in lead
+    spared = [one["worth"] for one in shown["sentence"]["actions"] if one["worth"].startswith("spares")]
+    assert spared
+    assert all(one.endswith(f" of {now:,} launches") for one in spared)
 
 
 def slow(line_amount: float, **more: Any) -> Slowest:

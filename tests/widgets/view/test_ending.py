@@ -40,19 +40,22 @@ def is_whole(frames: list[bytes]) -> bool:
     return len(frames) - frames.index(b"<IDS|MSG>") >= 6
 
 
-def test_no_message_is_cut_where_a_kernel_ends() -> None:
+@pytest.mark.parametrize("slow_s", [0.0, 0.02], ids=["at once", "slowly"])
+def test_no_message_is_cut_where_a_kernel_ends(slow_s: float) -> None:
+    """However fast its messages are read: what waits for its reader is whole, too."""
     manager, client = start_new_kernel(kernel_name="python3")
     published: list[list[bytes]] = []
     is_over = threading.Event()
 
     def read() -> None:
         with zmq.Context.instance().socket(zmq.SUB) as socket:
-            socket.rcvhwm = 0
+            socket.rcvhwm = 1 if slow_s else 0
             socket.subscribe(b"")
             socket.connect(f"tcp://127.0.0.1:{manager.iopub_port}")
             while socket.poll(50) or not is_over.is_set():
                 if socket.poll(0):
                     published.append(socket.recv_multipart())
+                    time.sleep(slow_s)
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -61,6 +64,7 @@ def test_no_message_is_cut_where_a_kernel_ends() -> None:
         assert reply["content"]["status"] == "ok"
         while not any(sum(map(len, frames)) > 200_000 for frames in published):
             time.sleep(0.01)
+        time.sleep(10 * slow_s)
     finally:
         client.stop_channels()
         manager.shutdown_kernel()

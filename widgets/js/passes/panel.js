@@ -56,7 +56,7 @@ function how(passes) {
   const told = passes.filter((one) => one.enabled && one.changed);
   const inOrder = told.filter(isInPlace).length;
   if (inOrder === told.length) return inOrder > 0 && "effect of each in turn";
-  return inOrder > 0 ? "effects, some in turn" : "each alone; they overlap";
+  return inOrder > 0 ? "effects, some in turn" : told.length > 1 ? "each alone; effects overlap" : "effect of each alone";
 }
 
 /** @param {"undo" | "redo"} id @param {string} glyph @param {string} title @param {boolean} can @param {() => void} act */

@@ -48,12 +48,12 @@ export class FindingsPanel {
   }
 
   /** Where the host launches ops for longer than they run, it is their number that tells, of those that passes leave where they left some of it. @param {Finding} one */
-  launched({ launches, left, is_mended: isMended }) {
+  launched({ launches, launches_of: of, left }) {
     const { clock } = /** @type {Payload} */ (this.payload);
     const count = Math.round(launches);
     if (!clock?.launches || !count) return null;
     const us = (count * clock.takes_us[1]) / clock.launches[1];
-    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${count.toLocaleString("en")} of ${clock.launches[left ? 1 : 0].toLocaleString("en")}${isMended ? " as captured" : ""}, ${formatTime(us)} to launch`);
+    return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${count.toLocaleString("en")} of ${Math.round(of).toLocaleString("en")}${left ? "" : " as captured"}, ${formatTime(us)} to launch`);
   }
 
   /** Without what models, which is said in the head, once for all. @param {string} text */

@@ -47,9 +47,9 @@ function apply(finding, config, act) {
 }
 
 /** What is left to do about it in a few words, and its place, as far as the card has room beside what it says anyway; what is mended has no line to edit. @param {Action} action @param {Finding} finding */
-function inBrief({ title, worth, by }, { fix, source }) {
+function inBrief({ title, worth, by }, { fix, source, is_mended: isMended }) {
   const [[first], [place]] = [fix.split(/[:;]|, /), source.split("  ")];
-  const told = by.length > 0 ? ["mended already"] : [first.length <= MOST_FIX ? `→ ${first}` : "", place];
+  const told = isMended ? ["mended already"] : by.length > 0 ? ["mended in part", place] : [first.length <= MOST_FIX ? `→ ${first}` : "", place];
   let room = MOST_SAID - title.length - worth.length;
   return told.map((one) => ((room -= one.length) >= 0 ? one : ""));
 }
@@ -59,7 +59,7 @@ function card(action, finding, id, number, act) {
   const { title, worth, key, kind, by } = action;
   const isDone = by.length > 0;
   const [brief, place] = inBrief(action, finding);
-  const told = `${isDone ? `${by.join(" and ")} mends this already, nothing is to edit: ` : ""}${title}${worth && `: ${worth}`}${kind && `, ${kind}`}`;
+  const told = `${isDone ? `${by.join(" and ")} mends ${finding.is_mended ? "this already, nothing is to edit" : "a part of this already"}: ` : ""}${title}${worth && `: ${worth}`}${kind && `, ${kind}`}`;
   return h("button", { class: `tf-action-card${isDone ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, isDone ? `✓ ${by.join(" ")}` : number), h("span", null, title, brief && h("small", null, brief), place && h("small", null, h("code", null, place)), worthOf(action)));
 }
 

@@ -75,8 +75,8 @@ function timeTile(payload, live) {
 }
 
 /** The launches of a GPU, where these are fewer and what counts; else the change. @param {Payload} payload */
-function opsBelow({ summary: { ops }, clock: { launches }, blocked }) {
-  return launches && launches[0] < ops[0] ? note(`${launches.join(" → ")} launches`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor") : pill(ops, blocked);
+function opsBelow({ summary: { ops }, clock: { launches }, update, blocked }) {
+  return launches && update && launches[0] < ops[0] ? note(`${launches.join(" → ")} launches`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor") : pill(ops, blocked);
 }
 
 /** @param {Payload} payload */
@@ -97,8 +97,8 @@ function peakTile(payload) {
     : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
   const whole = payload.update ? ", in the whole step: with the update, and with what the optimizer keeps" : "";
   const by = bytes[1] > bytes[0] && culprit(payload);
-  const remedy = planned[1] > summary.least_peak ? "a budget on it, in Timeline, makes remat lower it" : "no budget lowers it";
-  const below = h("span", null, pill(bytes, blocked), by && note(` by ${by}`, `without ${by} the peak is lowest; ${remedy}`));
+  const canTry = planned[1] > summary.least_peak && payload.passes.some((one) => one.name === "remat" && one.changed);
+  const below = h("span", null, pill(bytes, blocked), by && note(` by ${by}`, `without ${by} the peak is lowest${canTry ? "; a budget on it, in Timeline, may lower it" : ""}`));
   return tile("peak", [term(payload.update ? "Peak, whole step" : "Peak memory", `the most bytes alive at once${whole}`), " ", badge], sizesOf(bytes), below);
 }
 
@@ -114,7 +114,7 @@ function differenceTile({ summary: { difference }, runs_triton: runsTriton }) {
   const label = [term("Same as eager", "whether a replay gives the results and gradients of the program as it ran")];
   if (!difference) return tile("difference", label, [h("span", { class: "tf-was" }, "not measured")], null);
   const { is_same: isSame, delta, brief, said } = difference;
-  const number = h("span", { class: "tf-unit" }, runsTriton ? delta > 0 && small(delta) : "ATen, on CPU");
+  const number = h("span", { class: "tf-unit" }, runsTriton || isSame === null ? delta > 0 && small(delta) : "ATen, on CPU");
   const title = runsTriton ? said : `Compared are the ATen operators that kernels stand for, on this CPU; no Triton kernel. ${said}`;
   return tile("difference", label, [h("b", null, isSame === null ? "max |Δ|" : isSame ? "yes" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title }, brief));
 }
