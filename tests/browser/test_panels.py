@@ -232,7 +232,7 @@ FIGURES = """([known, without]) => set("payload", { ...state.payload, passes: st
 def test_the_head_of_the_passes_says_in_words_what_their_figures_are_of(live: Page) -> None:
     how = live.get_by_test_id("tf-passes-how")
     for known, said in (
-        (["fuse", "remat"], "each alone; they overlap"),
+        (["fuse", "remat"], "each alone; effects overlap"),
         (["fuse"], "effects, some in turn"),
         ([], "effect of each in turn"),
     ):
