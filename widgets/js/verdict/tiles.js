@@ -114,8 +114,8 @@ function differenceTile({ summary: { difference }, runs_triton: runsTriton }) {
   const label = [term("Same as eager", "whether a replay gives the results and gradients of the program as it ran")];
   if (!difference) return tile("difference", label, [h("span", { class: "tf-was" }, "not measured")], null);
   const { is_same: isSame, delta, brief, said } = difference;
-  const number = h("span", { class: "tf-unit" }, runsTriton || isSame === null ? delta > 0 && small(delta) : "ATen, on CPU");
   const title = runsTriton ? said : `Compared are the ATen operators that kernels stand for, on this CPU; no Triton kernel. ${said}`;
+  const number = h("span", { class: "tf-unit", title }, runsTriton || isSame === null ? delta > 0 && small(delta) : "ATen, on CPU");
   return tile("difference", label, [h("b", null, isSame === null ? "max |Δ|" : isSame ? "yes" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title }, brief));
 }
 
