@@ -252,7 +252,7 @@ def captured_program(
     """The program that `recorder` recorded until it `ended`, what is left of each output of its trace and of its update's, as
     far as that is known, and what it read of its inputs. `replayed` runs a program. Raises `CaptureError` where there is
     nothing to show, or what no trace can hold."""
-    _check_shown(recorder.recording, ended.roles)
+    _check_shown(recorder.recording, ended.roles, recorder.modules.settings)
     recording, ended, exchanged = without_collectives(recorder.recording, ended)
     roles = ended.roles
     externals = list(recording.externals)
@@ -459,12 +459,12 @@ def _thawed(trace: Trace, live: Sequence[torch.Tensor], recorder: Recorder, ende
     return tuple(entry.source for entry, tensor in pairs if recorder.values.value_of(tensor) in ended.thawed)
 
 
-def _check_shown(recording: Recording, roles: Roles) -> None:
+def _check_shown(recording: Recording, roles: Roles, settings: Mapping[str, str]) -> None:
     if not recording.calls:
         raise CaptureError(
             "nothing was captured: the program ran no PyTorch operator. Call the model inside the block."
         )
-    check_supported(recording)
+    check_supported(recording, settings)
     if not roles.results and not roles.gradients:
         raise CaptureError("the program has no result: call `.backward()` on a loss, or bind the result to a name.")
 

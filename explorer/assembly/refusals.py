@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -29,9 +30,9 @@ _UNANSWERED = "symm_mem::", "_c10d_functional::batch_p2p_ops", "_c10d_functional
 """Exchanges whose operators do not say what this process receives."""
 
 
-def check_supported(recording: Recording) -> None:
+def check_supported(recording: Recording, settings: Mapping[str, str]) -> None:
     """Raises `CaptureError` with the op, the line and the remedy where the program computes with tensors that are no plain
-    dense ones, or by ops that no trace can hold."""
+    dense ones, or by ops that no trace can hold. `settings` are what its modules were asked for beside their work."""
     for kernel, source in recording.launches:
         raise CaptureError(
             f"the program launches the kernel {kernel} itself{where(source)}, and no operator tells what it writes. "
@@ -58,6 +59,13 @@ def check_supported(recording: Recording) -> None:
             )
         _check_dense([*call.reads(), *call.out_values()], call)
     _check_dense([given for _, given, _ in recording.roots if given is not None], "a backward starts from")
+    if recording.unseen and "DataParallel" in settings:
+        raise CaptureError(
+            f"nn.DataParallel runs copies of the model in {settings['DataParallel']}, one for each GPU, and only the thread "
+            "that captures is recorded. Let the program see one GPU (`CUDA_VISIBLE_DEVICES=0`), or start a process for each "
+            "(`torchrun --nproc-per-node`): Hugging Face's Trainer takes nn.DataParallel where it finds several GPUs and "
+            "torchrun did not start it."
+        )
     for node in recording.unseen:  # not of classes that run operators of their own, which are refused above
         raise CaptureError(
             f"the forward of {node} makes its result by no operator of this thread, and no trace can have it: another thread, "

@@ -244,6 +244,8 @@ class ModuleStack:
             self.compiled[compiled] = None
         if isinstance(module, nn.parallel.DistributedDataParallel):
             self._note_data_parallel(module)
+        if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+            self.settings["DataParallel"] = f"{len(module.device_ids)} threads"
         if not self._stack and not is_in_engine() and _is_trained(module):
             self.called()
         root, path = self._paths.get(module) or ("", "")

@@ -149,6 +149,34 @@ def test_a_forward_on_another_thread_is_refused(run: Callable[[], None], before:
     assert "forward" in tracefuse.capture(lambda: model(numbers()).tanh().sum().backward()).counts
 
 
+class InThreads(nn.DataParallel):
+    """What `nn.DataParallel` does on two GPUs, on a CPU: each half of a batch in a thread of its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.device_ids = [0, 1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: list[Tensor] = []
+        for half in x.chunk(2):
+            on_a_thread(lambda half=half: made.append(self.module(half)))  # type: ignore[misc]
+        return torch.cat(made)
+
+
+def test_copies_of_a_model_in_threads_are_refused_with_what_to_do() -> None:
+    model = InThreads(nn.Linear(4, 4))
+    with pytest.raises(CaptureError, match=r"nn.DataParallel .* in 2 threads, .*CUDA_VISIBLE_DEVICES=0.*torchrun"):
+        tracefuse.capture(lambda: model(numbers()).sum().backward()).counts  # noqa: B018
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+def test_so_are_those_of_data_parallel() -> None:
+    model = nn.DataParallel(nn.Linear(4, 4).cuda())
+    with pytest.raises(CaptureError, match=r"nn.DataParallel .* in 2 threads, .*CUDA_VISIBLE_DEVICES=0.*torchrun"):
+        tracefuse.capture(lambda: model(numbers().cuda()).sum().backward()).counts  # noqa: B018
+
+
 def test_a_forward_on_another_thread_is_refused_where_objects_were_set_aside() -> None:
     made = nn.Linear(4, 4)(numbers())
     gc.collect()
