@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import span
-from tracefuse.optimizers.kernels.reduction_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, columns, rows
+from tracefuse.optimizers.kernels.reduction_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, Reads, columns, rows
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import TRANSCENDENTAL
 from tracefuse.optimizers.lowering.geometry import NORM_BACKWARD, Geometry, columns_of, is_strided, operand_of, rows_of
@@ -37,6 +37,9 @@ BROADCAST_WORTH_HOISTING = 4
 FEWEST_TABLES = 2
 SHORTEST_LINE = 64
 """Elements of a line for which a number is read once by tiles, where `FEWEST_TABLES` inputs or more are such numbers."""
+
+SHORTEST_UNIT = 32
+"""Columns, neighbours in memory, for which an input has one number, from which on they are the columns of a program."""
 
 MAX_SEGMENTS = 8
 MAX_PARTS = 4
@@ -115,19 +118,45 @@ def _column_layouts(body: Trace, summed: fx.Node, wide: bool, tuning: Tuning) ->
     norm: fx.Node | None = summed.args[0] if is_getitem(summed) else None  # type: ignore[assignment]
     shape = shape_of(arguments(norm)["grad_out"] if norm is not None else operand_of(summed))
     grain = _grain(body, geometry)
-    large = [p for p in body.placeholders if 2 * val(p).numel() >= geometry.numel]
-    read_nbytes = max(1, sum(val(p).element_size() for p in large))
+    reads = _column_reads(body, geometry)
+    geometry = _by_lines(body, geometry, shape)
     parts = None if grain is WHOLE_ROWS else _segments(body, shape)
     if parts is None or parts[0] not in geometry.col_dims:
-        return [columns(shape, geometry, wide, grain, tuning, read_nbytes=read_nbytes)]
+        return [columns(shape, geometry, wide, grain, tuning, reads=reads)]
     dim, sizes = parts
     outer, n_rows, n_cols = geometry.sizes
     narrowed = [replace(geometry, sizes=(outer, n_rows, n_cols // shape[dim] * size)) for size in sizes]
     cols = [one.sizes[2] for one in narrowed]
     shapes = [_resized(shape, dim, size) for size in sizes]
     pairs = zip(shapes, narrowed, strict=True)
-    layouts = [columns(part, one, wide, grain, tuning, cols, read_nbytes) for part, one in pairs]
+    layouts = [columns(part, one, wide, grain, tuning, cols, reads) for part, one in pairs]
     return [replace(layout, columns=geometry) for layout in _placed(layouts, shape, dim, sizes)]
+
+
+def _column_reads(body: Trace, geometry: Geometry) -> Reads:
+    n_outer, n_rows, n_cols = geometry.sizes
+    sizes = {p: val(p).numel() for p in body.placeholders}
+    large = [p for p, numel in sizes.items() if 2 * numel >= geometry.numel]
+    least = n_outer * max(n_rows, n_cols) if n_cols > 1 else max(n_outer, n_rows)
+    shared = {geometry.numel // numel for numel in sizes.values() if least < numel and 2 * numel < geometry.numel}
+    units = {by for by in shared if by >= SHORTEST_UNIT and by & (by - 1) == 0 and n_cols % by == 0}
+    unit = min(SUMS.cols, *units) if units else 0
+    is_gathered = bool(shared - units) or any(numel > geometry.numel for numel in sizes.values())
+    return Reads(max(1, sum(val(p).element_size() for p in large)), unit, is_gathered)
+
+
+def _by_lines(body: Trace, geometry: Geometry, shape: Sequence[int]) -> Geometry:
+    """`geometry`, as if the rows of its columns lay in several lines, where an input has one number for each of these: as the
+    bias of a convolution has for each channel of a group norm's group."""
+    n_outer, _, n_cols = geometry.sizes
+    dims = [d for d in geometry.row_dims if shape[d] > 1]
+    if geometry.is_split or n_cols > 1 or len(dims) < 2:
+        return geometry
+    sizes = {val(p).numel() for p in body.placeholders}
+    has_lines = any(1 < numel <= n_outer * shape[dims[0]] and numel != n_outer for numel in sizes)
+    return (
+        replace(geometry, run=len(geometry.row_dims) - 1 - geometry.row_dims.index(dims[0])) if has_lines else geometry
+    )
 
 
 def _grain(body: Trace, geometry: Geometry) -> Grain:

@@ -26,6 +26,7 @@ from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFus
 from tracefuse.optimizers.trace import Trace, val
 
 LOOP_NAMES = {
+    "first_col",
     "index", "program", "outer", "chunk", "step", "start", "row", "col", "row_mask", "col_mask", "index_mask",
     "offset", "offset_mask", "skip", "end", "line",
 }  # fmt: skip

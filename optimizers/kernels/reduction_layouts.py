@@ -29,6 +29,7 @@ from tracefuse.optimizers.lowering.layouts import (  # fmt: skip
     Layout,
     Loop,
     Tuning,
+    first_position,
     indices_of,
     largest_divisor,
     mask_of,
@@ -43,8 +44,12 @@ Shape = Sequence[int]
 
 ROWS_BLOCK = 2048
 """Elements of a program that holds whole rows which lie together."""
-STRIDED_BLOCK = 4096
-"""The same where it reads lines across its rows: twice as many, so that lines are longer."""
+STRIDED_BLOCK, STRIDED_LINE, STRIDED_WARPS = 2048, 64, 4
+"""The same where it reads lines across its rows, which then are of so many elements, and its warps: of 29 such kernels on an
+H200 all but three take at least 1.2 times as long with twice the warps, up to 8 times."""
+LOOP_WARPS = 8
+"""Warps of a program that reads one long row block after block: of 19 such kernels on an H200 they made 14 faster than four
+did, by up to a third, and none slower by more than 4 %."""
 LINE = 16
 """Elements at whose multiples loads are as wide as they get, for any dtype."""
 
@@ -62,10 +67,10 @@ def rows(
     if n_cols > MAX_ROW:
         return _long_rows(shape, kept, reduced, wide, tuning, pitch)
     cols_block = next_power_of_2(n_cols)
-    least = STRIDED_ROWS if is_strided and n_cols <= MAX_STRIDED_ROW else 1
-    rows_block = min(
-        max(least, tuning.elements(STRIDED_BLOCK if is_strided else ROWS_BLOCK) // cols_block), next_power_of_2(n_rows)
-    )
+    across = is_strided and n_cols <= MAX_STRIDED_ROW
+    most = max(STRIDED_BLOCK, min(STRIDED_LINE * cols_block, 2 * STRIDED_BLOCK)) if across else ROWS_BLOCK
+    rows_block = min(max(STRIDED_ROWS if across else 1, tuning.elements(most) // cols_block), next_power_of_2(n_rows))
+    warps = min(STRIDED_WARPS, warps_for(rows_block * cols_block)) if across else warps_for(rows_block * cols_block)
     col = variable("col", n_cols, COL)
     if rows_block == 1:
         blocks, prologue = {"col": cols_block}, [f"row = {program_number(wide)}", "col = tl.arange(0, COLS)"]
@@ -77,7 +82,7 @@ def rows(
     masks = mask_of(prologue, "row", "row", n_rows, rows_block) | mask_of(prologue, "col", "col", n_cols, cols_block)
     return Layout(
         tuple(shape), indices_of(shape, [(row, kept), (col, reduced)]), widened(prologue, wide), masks, blocks,
-        -(-n_rows // rows_block), tuning.num_warps(warps_for(rows_block * cols_block)), tuple(reduced), col,
+        -(-n_rows // rows_block), tuning.num_warps(warps), tuple(reduced), col,
     )  # fmt: skip
 
 
@@ -108,7 +113,7 @@ def _long_rows(shape: Shape, kept: Shape, reduced: Shape, wide: bool, tuning: Tu
         masks = mask_of(lines, "col", "col", n_cols, block)
     return Layout(
         tuple(shape), indices_of(shape, [(row, kept), (col, reduced)]), widened(prologue, wide), masks, {"col": block}, n_rows,
-        tuning.num_warps(4), tuple(reduced), col, Loop("col", header, widened(lines, wide)), aligned=aligned,
+        tuning.num_warps(LOOP_WARPS), tuple(reduced), col, Loop("col", header, widened(lines, wide)), aligned=aligned,
     )  # fmt: skip
 
 
@@ -139,6 +144,30 @@ LITTLE_WASTE, MOST_WASTE = 1 / 8, 1 / 3
 too many a program rather reads through all lines as one."""
 STAGED_NBYTES = 100 * 1024
 """Shared memory for the loads under way of one program: two such programs run on a multiprocessor of 227 KiB."""
+NARROW, LONG_ENOUGH = 1024, 32
+"""Rows so short have twice the programs of `WHOLE_ROWS` if each then has so many steps: on an H200 the backward of a layer
+norm in bfloat16 took 0.75 to 0.9 of the time, wider ones up to 1.1."""
+LARGER_STEPS = range(128, 257)
+"""Columns, padded, of such rows for which steps of twice the elements do more: there it took 0.5 to 1.0 of the time."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a kernel that sums down columns reads.
+
+    `nbytes` is what it reads per element, of all inputs that have so many. `unit` is for how many elements along the columns
+    an input has one number; 0: there is none. `is_gathered`: it has an input which is neither as large as what is summed nor
+    one number for a row or a column, as what a pool or an upsampling reads. Such loads come word by word: with several steps
+    of them under way a sum took 6 times as long on an H200.
+    """
+
+    nbytes: int = 4
+    unit: int = 0
+    is_gathered: bool = False
+
+    def stages(self, elements: int) -> int:
+        """The steps of so many elements whose loads are under way at a time."""
+        return 1 if self.is_gathered else min(STAGES, 1 + STAGED_NBYTES // (elements * self.nbytes))
 
 
 def columns(
@@ -148,39 +177,52 @@ def columns(
     grain: Grain = BESIDE,
     tuning: Tuning = GUESS,
     segments: Sequence[int] = (),
-    read_nbytes: int = 4,
+    reads: Reads = Reads(),
 ) -> Layout:
     """Sums down the columns of a domain: a program reads block after block of the rows of some columns.
 
     Where the columns are too few for the GPU, their rows are cut into `chunks`, each summed by a program of its own.
     `grain` is `WHOLE_ROWS` where the kernel reduces rows too, so that a program holds all columns. `segments`: the columns of
-    all segments that share this one's blocks. `read_nbytes`: bytes read per element, of all inputs that have so many.
+    all segments that share this one's blocks.
     """
     n_outer, n_rows, n_cols = columns.sizes
-    if grain is not WHOLE_ROWS and (layout := _lines(shape, columns, wide, grain, tuning, read_nbytes)) is not None:
+    if grain is not WHOLE_ROWS and (layout := _lines(shape, columns, wide, grain, tuning, reads)) is not None:
         return layout
     parts = segments or (n_cols,)
-    cols_block = min(next_power_of_2(min(parts)), grain.cols) if grain.cols else next_power_of_2(n_cols)
-    rows_block = max(1, min(tuning.elements(grain.elements) // cols_block, next_power_of_2(n_rows)))
+    rows_block, cols_block = block = _step(columns, grain, tuning, min(parts), reads)
     row_blocks, col_blocks = -(-n_rows // rows_block), sum(-(-part // cols_block) for part in parts)
-    wanted = max(1, grain.programs // (n_outer * col_blocks))
+    wanted = max(1, _programs(grain, block, row_blocks, n_cols) // (n_outer * col_blocks))
     steps = largest_divisor(row_blocks, max(1, row_blocks // wanted))
-    chunks = -(-row_blocks // steps)
-    stages = _stages(rows_block * cols_block * read_nbytes)
-    layout = _columns(shape, columns, wide, (rows_block, cols_block), steps, chunks, tuning, stages)
+    layout = _columns(
+        shape, columns, wide, block, steps, -(-row_blocks // steps), tuning, reads.stages(math.prod(block))
+    )
     if grain is not WHOLE_ROWS:
         return layout
     return replace(layout, reduced=columns.col_dims, col=variable("col", n_cols, COL))
 
 
-def _stages(read_nbytes: int) -> int:
-    """The steps whose loads of so many bytes are under way at a time."""
-    return min(STAGES, 1 + STAGED_NBYTES // read_nbytes)
+def _step(columns: Geometry, grain: Grain, tuning: Tuning, fewest: int, reads: Reads) -> tuple[int, int]:
+    """Rows and columns of a block, of which a program reads one each step; the narrowest segment has `fewest` columns."""
+    n_outer, n_rows, n_cols = columns.sizes
+    if grain is WHOLE_ROWS:
+        cols = next_power_of_2(n_cols)
+        elements = grain.elements * (2 if cols in LARGER_STEPS and not reads.is_gathered else 1)
+    else:
+        cols = min(next_power_of_2(fewest), reads.unit or grain.cols)
+        elements = grain.elements // (2 if columns.is_split and n_cols == 1 else 1)
+    rows = max(1, min(tuning.elements(elements) // cols, next_power_of_2(n_rows)))
+    # A second step that is half empty takes longer than a block of all rows, where columns alone fill a GPU.
+    holds_all = rows < n_rows <= 2 * rows and n_outer * n_cols >= grain.programs * cols
+    return (2 * rows if holds_all else rows), cols
 
 
-def _lines(
-    shape: Shape, columns: Geometry, wide: bool, grain: Grain, tuning: Tuning, read_nbytes: int
-) -> Layout | None:
+def _programs(grain: Grain, block: Shape, row_blocks: int, n_cols: int) -> int:
+    """About how many programs share out the columns."""
+    is_long = row_blocks >= 2 * LONG_ENOUGH * grain.programs and math.prod(block) <= grain.elements
+    return grain.programs * (2 if grain is WHOLE_ROWS and n_cols <= NARROW and is_long else 1)
+
+
+def _lines(shape: Shape, columns: Geometry, wide: bool, grain: Grain, tuning: Tuning, reads: Reads) -> Layout | None:
     """Columns of one element each whose rows lie in several lines: the steps of a program go through some whole lines.
 
     None where lines are too short for a block, or so few that the programs would not fill a GPU.
@@ -212,7 +254,7 @@ def _lines(
     kept = [(variable("outer", n_outer, SCALAR), columns.outer_dims), (ZERO, columns.col_dims)]
     groups = [*kept, (variable("line", n_lines, STEP), across), (variable("row", length, ROW), along)]
     first = [*kept, (chunk * lines, across), (ZERO, along)]
-    header = f"for step in tl.range(0, {steps}, num_stages={_stages(block * read_nbytes)}):"
+    header = f"for step in tl.range(0, {steps}, num_stages={reads.stages(block)}):"
     loop = Loop("row", header, widened([*line_lines, *row_lines], wide)) if steps > 1 else None
     return Layout(
         tuple(shape), indices_of(shape, groups), widened(prologue if loop else [*prologue, *line_lines, *row_lines], wide),
@@ -264,12 +306,14 @@ def _columns(
         f"program = {program_number(wide)}",
         *([f"outer = {outer_block.text}"] if n_outer > 1 else []),
         *([f"chunk = {chunk_block.text}"] if chunks > 1 else []),
+        *([f"first_col = {first_position(col_block, 'COLS')}"] if col_steps > 1 else []),
         f"col = {positions(col_block, 'COLS')}[None, :]",
     ]
     masks = mask_of(prologue, "col", "col", n_cols, cols_block)
     row_lines = [f"row = {positions(step, 'ROWS')}[:, None]"]
     masks |= mask_of(row_lines, "row", "row", n_rows, rows_block, whole=rows_block * steps * chunks)
-    kept = [(variable("outer", n_outer, SCALAR), columns.outer_dims), (variable("col", n_cols, COL), columns.col_dims)]
+    col = variable("col", n_cols, COL, cols_block if col_steps > 1 else 0)
+    kept = [(variable("outer", n_outer, SCALAR), columns.outer_dims), (col, columns.col_dims)]
     groups = [*kept, (variable("row", n_rows, ROW), columns.row_dims)]
     first = [*kept, (chunk * (steps * rows_block), columns.row_dims)]
     # The loads of several steps are under way at a time.

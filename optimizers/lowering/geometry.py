@@ -42,8 +42,13 @@ MAX_STRIDED_ROW = 1024
 STRIDED_ROWS = 16
 """So many neighbours in memory, one from each row, are read at once: 32 bytes in halves, what memory hands out."""
 
-FEW_ROWS = 64
-"""So few rows that are longer than `MAX_ROW` leave most of a GPU idle if each has one program."""
+FEW_ROWS, FEW_LARGE_ROWS = 64, 264
+"""So few rows that are longer than `MAX_ROW` leave most of a GPU idle if each has one program. Of rows to be added up that are
+`LARGE` in all, two for each multiprocessor of an H100 or H200 are few: a program that reads its row again finds it in no
+cache."""
+
+LARGE = 1 << 23
+"""Elements of rows that are more than the caches of a GPU hold beside each other: 32 MiB in float32."""
 
 SUMS = {aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default}
 
@@ -136,7 +141,7 @@ def rows_of(node: fx.Node) -> Geometry | None:
     kept, reduced = ([d for d in order if (d in dims) is wanted] for wanted in (False, True))
     geometry = _geometry(tuple(tensor.shape), (), kept, reduced)
     if node.target in SUMMED:
-        return geometry if _ends_with(tensor, order, dims) and not are_few_and_long(geometry) else None
+        return geometry if _ends_with(tensor, order, dims) and not _are_summed_by_many(geometry) else None
     is_whole = _ends_with(tensor, range(tensor.dim()), dims) or _ends_with(tensor, order, dims)
     return geometry if is_whole or geometry.sizes[2] <= MAX_STRIDED_ROW else None
 
@@ -164,6 +169,12 @@ def are_few_and_long(rows: Geometry) -> bool:
     """Whether one program for each of these rows would leave most of a GPU idle."""
     _, n_rows, n_cols = rows.sizes
     return n_cols > MAX_ROW and n_rows < FEW_ROWS
+
+
+def _are_summed_by_many(rows: Geometry) -> bool:
+    """Whether many programs share out each of these rows where an op adds them up."""
+    _, n_rows, n_cols = rows.sizes
+    return are_few_and_long(rows) or (n_cols > MAX_ROW and n_rows < FEW_LARGE_ROWS and rows.numel >= LARGE)
 
 
 def columns_of(node: fx.Node) -> Geometry | None:

@@ -16,20 +16,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Lanes = frozenset[str]
 
 
 @dataclass(frozen=True)
 class Atom:
-    """`(variable // divisor) % modulus`; `extent` bounds the variable, `lanes` are the block axes along which it varies."""
+    """`(variable // divisor) % modulus`; `extent` bounds the variable, which varies along the block axes `axes`.
+
+    A variable whose block begins at a multiple of its size `block` has a scalar variable `first_…` for that beginning (0: it
+    has none). Divided by a multiple of its block it is one number for the whole block.
+    """
 
     variable: str
     extent: int
-    lanes: Lanes
+    axes: Lanes
     divisor: int = 1
     modulus: int | None = None
+    block: int = 0
+
+    @property
+    def is_one_number(self) -> bool:
+        return self.block > 0 and self.divisor % self.block == 0
+
+    @property
+    def lanes(self) -> Lanes:
+        """The block axes along which the atom varies."""
+        return frozenset() if self.is_one_number else self.axes
 
     @property
     def count(self) -> int:
@@ -40,27 +54,28 @@ class Atom:
     def floordiv(self, by: int) -> Atom | None:
         """The atom `self // by`, or None where it is not of the form above."""
         if self.modulus is None:
-            return Atom(self.variable, self.extent, self.lanes, self.divisor * by)
+            return replace(self, divisor=self.divisor * by)
         if self.modulus % by:
             return None
-        return Atom(self.variable, self.extent, self.lanes, self.divisor * by, self.modulus // by).normal()
+        return replace(self, divisor=self.divisor * by, modulus=self.modulus // by).normal()
 
     def mod(self, by: int) -> Atom | None:
         """The atom `self % by`, or None where it is not of the form above."""
         if self.modulus is not None and self.modulus % by:
             return None
-        return Atom(self.variable, self.extent, self.lanes, self.divisor, by).normal()
+        return replace(self, modulus=by).normal()
 
     def normal(self) -> Atom:
         """The same values without a modulus that changes nothing."""
         whole = -(-self.extent // self.divisor)
         if self.modulus is None or self.modulus < whole:
             return self
-        return Atom(self.variable, self.extent, self.lanes, self.divisor)
+        return replace(self, modulus=None)
 
     @property
     def text(self) -> str:
-        text = self.variable if self.divisor == 1 else f"{self.variable} // {self.divisor}"
+        name = f"first_{self.variable}" if self.is_one_number else self.variable
+        text = name if self.divisor == 1 else f"{name} // {self.divisor}"
         return text if self.modulus is None else f"{text} % {self.modulus}"
 
 
@@ -121,9 +136,10 @@ class Index:
         return quotient + high, low
 
 
-def variable(name: str, extent: int, lanes: Lanes) -> Index:
-    """The loop variable `name` in `[0, extent)`; a variable of extent 1 is the constant 0."""
-    return Index(((1, Atom(name, extent, lanes)),)) if extent > 1 else Index()
+def variable(name: str, extent: int, lanes: Lanes, block: int = 0) -> Index:
+    """The loop variable `name` in `[0, extent)`, in blocks of `block` that begin at its multiples; a variable of extent 1 is
+    the constant 0."""
+    return Index(((1, Atom(name, extent, lanes, block=block)),)) if extent > 1 else Index()
 
 
 def constant(value: int) -> Index:
@@ -183,7 +199,7 @@ def _join_digits(terms: list[tuple[int, Atom]]) -> list[tuple[int, Atom]]:
             if high.divisor != low.divisor * low.modulus:
                 continue
             modulus = None if high.modulus is None else high.modulus * low.modulus
-            joined = Atom(low.variable, low.extent, low.lanes, low.divisor, modulus).normal()
+            joined = replace(low, modulus=modulus).normal()
             rest = [t for at, t in enumerate(terms) if at not in (high_at, low_at)]
             return list(_merge([*rest, (low_c, joined)]))
     return terms

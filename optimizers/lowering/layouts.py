@@ -231,8 +231,13 @@ def positions(block: Index, size: str) -> str:
     """The positions that a block covers."""
     if not block.terms:
         return f"tl.arange(0, {size})"
+    return f"({first_position(block, size)} + tl.arange(0, {size}))"
+
+
+def first_position(block: Index, size: str) -> str:
+    """The first of them, for a block that is not the only one."""
     place = f"({block.text})" if " + " in block.text else block.text
-    return f"({place} * {size} + tl.arange(0, {size}))"
+    return f"{place} * {size}"
 
 
 def largest_divisor(count: int, about: int) -> int:

@@ -45,6 +45,7 @@ FILES = {
     "formulas": (
         "optimizers/lowering/test_activations.py",
         "optimizers/lowering/test_windows.py",
+        "optimizers/kernels/test_what_sums_read.py",
         "optimizers/fuse/test_norms.py",
         "optimizers/fuse/test_convolutions.py",
     ),
