@@ -45,8 +45,8 @@ Shape = Sequence[int]
 ROWS_BLOCK = 2048
 """Elements of a program that holds whole rows which lie together."""
 STRIDED_BLOCK, STRIDED_LINE, STRIDED_WARPS = 2048, 64, 4
-"""The same where it reads lines across its rows, which then are of so many elements, and its warps: of 29 such kernels on an
-H200 all but three take at least 1.2 times as long with twice the warps, up to 8 times."""
+"""The same where it reads lines across its rows: elements of the smallest block, of a line until that would make it more than
+twice as large, and warps of such blocks. Of 29 kernels on an H200 26 took 1.2 to 8 times as long with twice the warps."""
 LOOP_WARPS = 8
 """Warps of a program that reads one long row block after block: of 19 such kernels on an H200 they made 14 faster than four
 did, by up to a third, and none slower by more than 4 %."""
@@ -70,7 +70,9 @@ def rows(
     across = is_strided and n_cols <= MAX_STRIDED_ROW
     most = max(STRIDED_BLOCK, min(STRIDED_LINE * cols_block, 2 * STRIDED_BLOCK)) if across else ROWS_BLOCK
     rows_block = min(max(STRIDED_ROWS if across else 1, tuning.elements(most) // cols_block), next_power_of_2(n_rows))
-    warps = min(STRIDED_WARPS, warps_for(rows_block * cols_block)) if across else warps_for(rows_block * cols_block)
+    block, warps = rows_block * cols_block, warps_for(rows_block * cols_block)
+    if across and block <= 2 * STRIDED_BLOCK:
+        warps = min(STRIDED_WARPS, warps)
     col = variable("col", n_cols, COL)
     if rows_block == 1:
         blocks, prologue = {"col": cols_block}, [f"row = {program_number(wide)}", "col = tl.arange(0, COLS)"]
