@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tracefuse.device.clocks import clock_of
 
-ROUNDS = 12
+ROUNDS, IN_A_ROW = 12, 5
 SHOWN = 8
 """Kernels of a column that are noted, those that take the most time."""
 COMPILERS: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
@@ -59,6 +59,11 @@ class Column:
         y.backward(self.cotangent)
         return y
 
+    def steps(self) -> None:
+        """`IN_A_ROW` steps, none of which waits for another."""
+        for _ in range(IN_A_ROW):
+            self.step()
+
     def values(self) -> dict[str, Tensor]:
         """What a step yields: its result, the gradients, and the buffers that it wrote, in float64."""
         y = self.step()
@@ -100,7 +105,8 @@ def _distance(mine: Tensor, exact: Tensor, least: float) -> float:
 
 def timed(work: Work, names: tuple[str, ...], budget_s: float) -> dict[str, dict[str, Any]]:
     """By column its first step in seconds, then the least and the median ms of up to `ROUNDS` rounds, in each of which every
-    column runs once, beginning with another one. A column that fails has its reason instead."""
+    column runs once, beginning with another one: `least_ms` of a step that waits for the one before it, as in a test, and
+    `row_ms` of one of `IN_A_ROW` that do not, as in a loop. A column that fails has its reason instead."""
     device = work.x.device.type
     clock, found, columns = clock_of(device), dict[str, dict[str, Any]](), dict[str, Column]()
     for name in names:
@@ -115,8 +121,11 @@ def timed(work: Work, names: tuple[str, ...], budget_s: float) -> dict[str, dict
             columns.pop(name, None)
             found[name] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
     times = rounds({name: column.step for name, column in columns.items()}, clock, budget_s)
+    several = rounds({name: column.steps for name, column in columns.items()}, clock, budget_s / 2)
+    in_a_row_ms = {name: min(ms) / IN_A_ROW for name, ms in several.items()}
     for name, ms in times.items():
         found[name] |= {"least_ms": min(ms), "median_ms": statistics.median(ms), "rounds": len(ms)}
+        found[name]["row_ms"] = in_a_row_ms[name]
         found[name]["peak_nbytes"] = _peak(columns[name]) if device == "cuda" else None
     for name in _worth_a_look(found):
         found[name]["kernels"] = kernels_of(columns[name])
