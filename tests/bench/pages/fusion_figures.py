@@ -17,27 +17,37 @@ ALIKE = 1.02
 
 @said("fusions.py", "fusions")
 def fusions(found: Data, source: str) -> str:
-    """The other columns' times over ours, and by name the programs that are slower than eager."""
+    """The other columns' times over ours, of steps that wait for each other and of steps in a row, and by name the programs
+    that are slower than eager."""
     rows = found["programs"]
-    least = {
-        name: {column: one["least_ms"] for column, one in row["columns"].items() if "least_ms" in one}
-        for name, row in rows.items()
-    }
-    eager = _over_ours(least, "eager")
-    slow = [f"`{name}` ({1 / ratio:.2f} times eager's time)" for name, ratio in eager.items() if ratio * ALIKE < 1]
+    alone, in_a_row = ({name: _times(row, of) for name, row in rows.items()} for of in ("least_ms", "row_ms"))
+    in_a_row = {name: times for name, times in in_a_row.items() if times}
+    days = sorted({row["date"].partition(" ")[0] for row in rows.values()})
     return (
-        f"Of the fusion programs {len(rows)} were run, forward and backward, in float32 with TF32, under "
-        f'`torch.compile(backend="tracefuse")`: {_mean("eager", least)}; {_mean("torch.compile", least)}. Slower than eager '
-        f"by more than 2 %: {', '.join(slow) or 'none'} ({source})."
+        f"{len(rows)} fusion programs were run, forward and backward, in float32 with TF32, under "
+        f'`torch.compile(backend="tracefuse")`, from {days[0]} to {days[-1]}. Where each step waits for the one before it, '
+        f"{_means(alone)}. {len(in_a_row)} of them were timed as a loop runs them too, five steps in a row: there "
+        f"{_means(in_a_row)} ({source})."
     )
 
 
-def _over_ours(least: dict[str, dict[str, float]], column: str) -> dict[str, float]:
-    return {name: row[column] / row["ours"] for name, row in least.items() if column in row and "ours" in row}
+def _times(row: Data, of: str) -> dict[str, float]:
+    return {column: one[of] for column, one in row["columns"].items() if of in one}
 
 
-def _mean(column: str, least: dict[str, dict[str, float]]) -> str:
-    ratios = list(_over_ours(least, column).values())
+def _means(times: dict[str, dict[str, float]]) -> str:
+    eager = _over_ours(times, "eager")
+    slow = [f"`{name}` ({1 / ratio:.2f} times eager's time)" for name, ratio in eager.items() if ratio * ALIKE < 1]
+    than = f"Slower than eager by more than 2 %: {', '.join(slow) or 'none'}"
+    return f"{_mean('eager', times)}; {_mean('torch.compile', times)}. {than}"
+
+
+def _over_ours(times: dict[str, dict[str, float]], column: str) -> dict[str, float]:
+    return {name: row[column] / row["ours"] for name, row in times.items() if column in row and "ours" in row}
+
+
+def _mean(column: str, times: dict[str, dict[str, float]]) -> str:
+    ratios = list(_over_ours(times, column).values())
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     slower = sum(ratio * ALIKE < 1 for ratio in ratios)
     return f"{column} takes {mean:.2f} times as long in the geometric mean, and is faster in {slower} of {len(ratios)}"
