@@ -14,14 +14,18 @@ Source: `aten/src/ATen/native/cudnn/ConvShared.cpp` (`cudnn_convolution` and wha
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from torch import fx
 
 from tracefuse.optimizers.axes import behind_permutations
 from tracefuse.optimizers.decompose.writing import channelwise, take_name
-from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour, is_read_by_kernels_alone
-from tracefuse.optimizers.ops import arguments, aten, is_getitem, set_argument
+from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour, is_read_by_kernels_alone, refusal
+from tracefuse.optimizers.lowering.geometry import SUMMED, rows_of
+from tracefuse.optimizers.ops import arguments, aten, is_getitem, reached, set_argument
 from tracefuse.optimizers.rewrite import replace_under_name, replace_value
-from tracefuse.optimizers.trace import call, val
+from tracefuse.optimizers.trace import call, phase, shape_of, val
 
 FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
 
@@ -68,6 +72,9 @@ def _rewrite_backward(node: fx.Node) -> str | None:
     with node.graph.inserting_before(node):
         # Of the value as it lies, the sum is one of columns that the kernel before it may have.
         summed, dims = behind_permutations(g, (dim for dim in range(val(g).dim()) if dim != 1))
+        space = dims[1:]
+        if _ends_rows_of(summed, space):
+            summed, dims = call(node, aten.sum.dim_IntList, summed, space), dims[:1]
         total = call(node, aten.sum.dim_IntList, summed, dims)
     if reason := replace_value(old, total):
         return reason
@@ -77,6 +84,29 @@ def _rewrite_backward(node: fx.Node) -> str | None:
         set_argument(node, "output_mask", mask)
         node.meta["val"] = (*val(node)[:BIAS], None)
     return None
+
+
+def _ends_rows_of(g: fx.Node, space: Sequence[int]) -> bool:
+    """Whether `g` is computed by a kernel that reduces each channel of each image, as an instance norm's backward is. Such a
+    kernel can have the sum of each, but not the sum of a channel of all images."""
+    if val(g).dim() < 3 or list(space) != list(range(2, val(g).dim())):
+        return False
+    images, channels, *sizes = shape_of(g)
+    rows = (1, images * channels, math.prod(sizes))
+    before = reached([g], _operands_in_kernels)
+    return images > 1 and any(n.target in SUMMED and _rows(n) == rows for n in before)
+
+
+def _operands_in_kernels(node: fx.Node) -> list[fx.Node]:
+    """What a kernel that has `node` may compute too, as far as the next reduction."""
+    if node.target in SUMMED:
+        return []
+    return [a for a in node.all_input_nodes if phase(a) == phase(node) and refusal(a) is None]
+
+
+def _rows(node: fx.Node) -> tuple[int, int, int] | None:
+    rows = rows_of(node)
+    return rows.sizes if rows else None
 
 
 def _gradient_of_bias(node: fx.Node) -> fx.Node | None:

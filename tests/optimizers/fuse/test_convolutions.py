@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import arguments, aten
-from tracefuse.optimizers.trace import phase
+from tracefuse.optimizers.trace import phase, val
 
 counted = pytest.mark.skipif(INTERPRETED, reason="counts, and computes nothing")
 Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
@@ -32,6 +32,7 @@ BEHIND: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": lambda x: F.relu(x, inplace=True),
     "norm": lambda x: F.silu(F.group_norm(x, 1)),
+    "norm of each channel": lambda x: F.instance_norm(x if x.dim() > 3 else x[None]).tanh(),
     "norm of channels": lambda x: F.layer_norm(x.transpose(1, -1), x.shape[1:2]).transpose(1, -1).tanh(),
     "head and tail": lambda x: x.tanh() + x.sum(),
 }
@@ -92,6 +93,18 @@ def test_behind_a_norm_of_channels_as_they_lie_its_kernel_sums_the_bias_s_gradie
     kernels = [n.target for n in capture.optimize().check().trace.ops if isinstance(n.target, Kernel)]
     alone = [k.name for k in kernels if [op.target for op in k.body.ops] == [aten.sum.dim_IntList]]
     assert not alone, [k.name for k in kernels]
+
+
+@counted
+def test_behind_a_norm_of_each_channel_of_each_image_its_kernel_sums_them() -> None:
+    """A program that holds rows of an image cannot sum over images: it leaves a sum for each, which are few."""
+    head, x = nn.Conv2d(3, 8, 3), torch.randn(4, 3, 40, 40, requires_grad=True)
+    ops = _stepped(head, lambda y: F.relu(F.instance_norm(y)), x).optimize().check().trace.ops
+    assert not [n for n in ops if n.target is aten.sum.dim_IntList]
+    sums = [
+        n.target for n in ops if isinstance(n.target, Kernel) and n.target.body.ops[0].target is aten.sum.dim_IntList
+    ]
+    assert [val(p).shape for kernel in sums for p in kernel.body.placeholders] == [(4, 8)]
 
 
 @counted
