@@ -17,7 +17,7 @@ here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -145,14 +145,7 @@ class Trace:
         `Graph._graph_namespace._used_names` and `_find_nodes_lookup_table`, seen on torch 2.11, 2.13 and 2.15.
         """
         graph = fx.Graph()
-        new: dict[fx.Node, fx.Node] = {}
-        alike: dict[tuple[str, int], list[fx.Node]] = {}
-        for node in self.graph.nodes:
-            new[node] = copy = _copied(graph, node, new)
-            alike.setdefault((node.op, id(node.target)), []).append(copy)
-        table = graph._find_nodes_lookup_table
-        for copies in alike.values():  # torch hashes an operator in Python
-            table.table[table._key(copies[0])].update(dict.fromkeys(copies))
+        copy_nodes(graph, self.graph.nodes, {})
         graph._graph_namespace._used_names |= self.graph._graph_namespace._used_names
         return replace(self, graph=graph, _cache={})
 
@@ -230,7 +223,13 @@ def recomputes_in(node: fx.Node) -> Phase:
 @once_per_trace
 def is_on_gpu(trace: Trace) -> bool:
     """Whether any value of the program lies on a CUDA GPU."""
-    return any(device.type == "cuda" for node in trace.graph.nodes for device in devices(node))
+    return "cuda" in device_types(trace)
+
+
+@once_per_trace
+def device_types(trace: Trace) -> frozenset[str]:
+    """The types of the devices that the program's values lie on."""
+    return frozenset(device.type for device in {one for node in trace.graph.nodes for one in devices(node)})
 
 
 def val(node: fx.Node) -> Any:
@@ -296,6 +295,17 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
     node.meta["phase"] = phase(like)
     set_origin(node, replace(origin(like), rng=None))
     return node
+
+
+def copy_nodes(graph: fx.Graph, nodes: Iterable[fx.Node], new: dict[fx.Node, fx.Node]) -> None:
+    """`copy_node` of each in turn, noted in `new`."""
+    alike: dict[tuple[str, int], list[fx.Node]] = {}
+    for node in nodes:
+        new[node] = copy = _copied(graph, node, new)
+        alike.setdefault((node.op, id(node.target)), []).append(copy)
+    table = graph._find_nodes_lookup_table
+    for copies in alike.values():  # torch hashes an operator in Python
+        table.table[table._key(copies[0])].update(dict.fromkeys(copies))
 
 
 def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:

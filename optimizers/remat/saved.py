@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -56,8 +56,7 @@ _LOSS_NODE = re.compile("Softmax|Loss|CrossEntropy")
 _PRODUCTS = frozenset({"mul", "div", "addcmul", "addcdiv"})
 
 
-@dataclass(frozen=True)
-class SavedFor:
+class SavedFor(NamedTuple):
     """A storage kept for the backward.
 
     `reason` is a key of `REASONS`, `readers` the backward ops that read it or its views, `decision` what remat said of
@@ -100,8 +99,9 @@ def _reasons(trace: Trace) -> dict[str, str]:
     kept = {memory for saved in known_saved_values(trace) for memory in storages(nodes[saved.name])}
     groups: dict[int, list[fx.Node]] = defaultdict(list)
     for node in trace.ops:
-        for memory in kept & storages(node).keys():
-            groups[memory].append(node)
+        for memory in storages(node):
+            if memory in kept:
+                groups[memory].append(node)
     gradients = {n for out, n in trace.output_pairs if out.kind == "gradient"}
     needed = reached(trace.returned, read_by)
     found: dict[str, str] = {}

@@ -83,6 +83,7 @@ def _nothing_to_pad(variant: Variant) -> str:
     return f"{' and '.join(took)} replaced {'' if gone >= count else f'{gone} of '}the {which} before"
 
 
+@once_per_trace
 def _count_unaligned(trace: Trace) -> int:
     return sum(bool(node.users) and unaligned(node) is not None for node in trace.ops)
 
