@@ -27,7 +27,7 @@ from tracefuse.measure.op_times import call_nbytes
 from tracefuse.measure.peaks import peaks_if_there_is_room
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.cost import Peaks, flops, operand_dtype
-from tracefuse.optimizers.facts import devices, once_per_trace
+from tracefuse.optimizers.facts import devices, once_per_op, once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, tensor_type, tensors
@@ -196,6 +196,7 @@ def _work_by_kernel(trace: Trace) -> Mapping[str, tuple[int, int]]:
     return {name: (_mean(map(call_nbytes, nodes)), _mean(map(flops, nodes))) for name, nodes in groups.items()}
 
 
+@once_per_op
 def called(node: fx.Node) -> str:
     """The kernel's name; of an ATen operator its own and the types of its operands: `mm bf16[64, 32] bf16[32, 8]`."""
     if isinstance(node.target, Kernel):

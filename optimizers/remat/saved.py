@@ -24,7 +24,7 @@ from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import known_saved_values
 from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer, reached, read_by
 from tracefuse.optimizers.passes import PassRecord
-from tracefuse.optimizers.trace import Trace, origin, phase, recomputes, tensors
+from tracefuse.optimizers.trace import Trace, has_unread, origin, phase, recomputes, tensors
 
 REASONS = {
     "unneeded": "Only ops of the backward whose results nobody uses read it: simplify drops them.",
@@ -103,19 +103,21 @@ def _reasons(trace: Trace) -> dict[str, str]:
             if memory in kept:
                 groups[memory].append(node)
     gradients = {n for out, n in trace.output_pairs if out.kind == "gradient"}
-    needed = reached(trace.returned, read_by)
+    # Where every op is read, every op leads to what is returned.
+    needed = reached(trace.returned, read_by) if has_unread(trace.graph) else None
     found: dict[str, str] = {}
     for group in groups.values():
         found.update(dict.fromkeys((node.name for node in group), _reason(group, gradients, needed)))
     return found
 
 
-def _reason(aliases: list[fx.Node], gradients: set[fx.Node], needed: Collection[fx.Node]) -> str:
-    pairs = [(alias, reader) for alias in aliases for reader in _readers(alias)]
-    if pairs and not any(reader in needed for _, reader in pairs) and not gradients.intersection(aliases):
-        return "unneeded"
-    if gradients.intersection(aliases):
+def _reason(aliases: list[fx.Node], gradients: set[fx.Node], needed: Collection[fx.Node] | None) -> str:
+    """Why a storage is kept; `needed` are the ops that lead to what is returned, None where all do."""
+    if not gradients.isdisjoint(aliases):
         return "gradient"
+    pairs = [(alias, reader) for alias in aliases for reader in _readers(alias)]
+    if pairs and needed is not None and not any(reader in needed for _, reader in pairs):
+        return "unneeded"
     if _is_dtype_copy(aliases[0]):
         return "dtype copy"
     return min((_reading(alias, reader) for alias, reader in pairs), key=_RANK.__getitem__, default="other")
