@@ -10,7 +10,7 @@ from torch import fx
 
 from tracefuse.optimizers.facts import storage_id, storages
 from tracefuse.optimizers.gc_pause import uncollected
-from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, copy_nodes, phase, tensors
+from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, phase, tensors
 
 
 @uncollected()
@@ -58,7 +58,8 @@ def _half(name: str, inputs: _Inputs, ops: list[fx.Node], returned: _Outputs) ->
         # Not `graph.placeholder`, which puts the name in lower case.
         new[node] = graph.create_node("placeholder", entry.name, name=entry.name)
         new[node].meta = dict(node.meta)
-    copy_nodes(graph, ops, new)
+    for node in ops:
+        new[node] = copy_node(graph, node, new)
     graph.output(tuple(new[node] for _, node in returned))
     return Trace(graph, tuple(e for e, _ in inputs), tuple(out for out, _ in returned), name)
 

@@ -17,7 +17,7 @@ here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -145,7 +145,14 @@ class Trace:
         `Graph._graph_namespace._used_names` and `_find_nodes_lookup_table`, seen on torch 2.11, 2.13 and 2.15.
         """
         graph = fx.Graph()
-        copy_nodes(graph, self.graph.nodes, {})
+        new: dict[fx.Node, fx.Node] = {}
+        alike: dict[tuple[str, int], list[fx.Node]] = {}
+        for node in self.graph.nodes:
+            new[node] = copy = _copied(graph, node, new)
+            alike.setdefault((node.op, id(node.target)), []).append(copy)
+        table = graph._find_nodes_lookup_table
+        for copies in alike.values():  # torch hashes an operator in Python
+            table.table[table._key(copies[0])].update(dict.fromkeys(copies))
         graph._graph_namespace._used_names |= self.graph._graph_namespace._used_names
         return replace(self, graph=graph, _cache={})
 
@@ -295,17 +302,6 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
     node.meta["phase"] = phase(like)
     set_origin(node, replace(origin(like), rng=None))
     return node
-
-
-def copy_nodes(graph: fx.Graph, nodes: Iterable[fx.Node], new: dict[fx.Node, fx.Node]) -> None:
-    """`copy_node` of each in turn, noted in `new`."""
-    alike: dict[tuple[str, int], list[fx.Node]] = {}
-    for node in nodes:
-        new[node] = copy = _copied(graph, node, new)
-        alike.setdefault((node.op, id(node.target)), []).append(copy)
-    table = graph._find_nodes_lookup_table
-    for copies in alike.values():  # torch hashes an operator in Python
-        table.table[table._key(copies[0])].update(dict.fromkeys(copies))
 
 
 def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:

@@ -100,6 +100,10 @@ KINDS = (
 """What the time of a backward is parted into: see `kind`."""
 
 
+JOINS = ("cat", "stack")
+"""The operators whose work is a "concatenation"."""
+
+
 @once_per_op
 def work(node: fx.Node) -> str:
     """What an op does, in a word: "matmul", "attention", "concatenation", "device copy", "cast", "pointwise", "fused", …"""
@@ -112,7 +116,7 @@ def work(node: fx.Node) -> str:
         return "convolution"
     if flops(node):
         return "matmul"
-    if name in ("cat", "stack"):
+    if name in JOINS:
         return "concatenation"
     if name == "_to_copy":
         return _conversion(node)

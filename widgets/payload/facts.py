@@ -35,6 +35,9 @@ live_bytes = once_per_trace(lambda trace: liveness.live_bytes(trace, lifetimes(t
 gpu_input_bytes = once_per_trace(functools.partial(input_bytes, device="cuda"))
 
 
+op_count = once_per_trace(lambda trace: trace.op_count)
+
+
 class Size(NamedTuple):
     """Operators that do work, bytes kept for the backward, and the static peak."""
 
@@ -47,10 +50,7 @@ class Size(NamedTuple):
 def size(trace: Trace) -> Size:
     """The three numbers of a trace that every pass is judged by."""
     saved = sum(one.nbytes for one in liveness.known_saved_values(trace))
-    return Size(trace.op_count, saved, max(live_bytes(trace), default=0))
-
-
-op_count = once_per_trace(lambda trace: trace.op_count)
+    return Size(op_count(trace), saved, max(live_bytes(trace), default=0))
 
 
 def step_size(variant: Variant) -> Size:

@@ -55,13 +55,15 @@ def _op_line(node: fx.Node) -> Line:
     return Line(f"{INDENT}{render_op(node)}", f"# {value_comment(node)}", node.name, "op")
 
 
+_BLANK = Line("", "", "", "blank")
+
+
 def _line(text: str) -> Line:
-    stripped = text.strip()
-    if not stripped:
-        return Line("", "", "", "blank")
-    if stripped.startswith("#"):
-        return Line("", stripped, "", "group")
-    return Line(text, "", "", "free" if stripped.startswith("del ") else "return")
+    if text.startswith(f"{INDENT}del "):
+        return Line(text, "", "", "free")
+    if text.startswith(f"{INDENT}#"):
+        return Line("", text.strip(), "", "group")
+    return Line(text, "", "", "return") if text else _BLANK
 
 
 def diff(before: Sequence[Line], after: Sequence[Line]) -> list[Line]:
@@ -187,7 +189,7 @@ def half(before: Trace, after: Trace) -> dict[str, Any]:
     marks = Counter(line.mark for line in lines)
     return {
         "lines": [_line_record(line) for line in lines],
-        "ops": [before.op_count, after.op_count],
+        "ops": [trace_facts.op_count(before), trace_facts.op_count(after)],
         "added": marks["+"] + marks["~"],
         "removed": marks["-"],
     }
