@@ -104,19 +104,13 @@ def _extents(trace: Trace) -> tuple[_Groups, dict[int, int]]:
     one of them, where there is one."""
     groups: _Groups = {}
     last: dict[int, int] = {}
-    for node in trace.placeholders:
+    place = {node: at for at, node in enumerate(trace.ops)}
+    for node in (*trace.placeholders, *place):
+        end = max([place[user] for user in node.users if user in place], default=place.get(node))
         for memory in storages(node):
-            groups.setdefault(memory, (0, []))[1].append(node)
-    for at, node in enumerate(trace.ops):
-        for operand in read_by(node):
-            for memory in storages(operand):
-                last[memory] = at
-        for memory in storages(node):
-            last[memory] = at
-            if memory in groups:
-                groups[memory][1].append(node)
-            else:
-                groups[memory] = at, [node]
+            groups.setdefault(memory, (place.get(node, 0), []))[1].append(node)
+            if end is not None:
+                last[memory] = max(end, last.get(memory, end))
     return groups, last
 
 
