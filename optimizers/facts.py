@@ -6,6 +6,9 @@
     follows from the fake value alone        from target, arguments and value of an op, and the targets and values of its
                                              operands: from nothing else, such as their names, readers or own operands
 
+    @once_per_spelling
+    def text(node): ...                      as `once_per_op`, and from its name and those of its operands
+
     @once_per_kind
     def bytes_moved(node): ...               as `once_per_op`, and for all ops that are alike: those of equal layers
 
@@ -89,6 +92,22 @@ def once_per_op(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
         if of_node not in facts:
             facts[of_node] = compute(node)
         return facts[of_node]
+
+    return of_node
+
+
+def once_per_spelling(compute: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
+    """`compute`, a function of an op as `once_per_op` takes it, and of the names of the op and of its operands: such as its
+    text, which is the same in every trace that has the op as it is."""
+
+    @functools.wraps(compute)
+    def of_node(node: fx.Node) -> T:
+        facts = _facts_of_op(node)
+        names = node.name, *[operand.name for operand in node._input_nodes]
+        known = facts.get(of_node)
+        if known is None or known[0] != names:
+            known = facts[of_node] = names, compute(node)
+        return known[1]
 
     return of_node
 

@@ -16,16 +16,15 @@ All numbers are bytes that the program needs, not what an allocator takes: no ro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import once_per_trace, once_per_value, storage_id, storages, tensors_in
-from tracefuse.optimizers.ops import is_of_ranks, producer
-from tracefuse.optimizers.trace import OutputKind, Trace, is_read_late, nbytes, phase, tensors
+from tracefuse.optimizers.ops import is_of_ranks, once_per_operator, producer, read_by
+from tracefuse.optimizers.trace import OutputKind, Trace, nbytes, phase, tensors
 
 Kind = Literal["input", "state", "saved", "gradient", "result", "temporary"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -36,8 +35,7 @@ results that are returned; everything else."""
 _Returned = dict[fx.Node, OutputKind]
 
 
-@dataclass(frozen=True)
-class Lifetime:
+class Lifetime(NamedTuple):
     """A storage of `nbytes`, called like its first value that is one tensor; alive from op `start` to op `end`, both included,
     counted in `trace.ops`. `aliases` are the names of all its values."""
 
@@ -53,8 +51,7 @@ class Lifetime:
         return self.kind in ("input", "state")
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """A storage that the forward keeps for the backward.
 
     `name` is the first of its values that is read there, `readers` the backward ops that read any of its values (empty
@@ -77,18 +74,20 @@ def lifetimes(trace: Trace) -> list[Lifetime]:
     answers = {entry.name for entry in trace.inputs if entry.kind == "received"}
     groups, last = _extents(trace)
     over = set(map(_memory_of_result, _reused(trace, groups, last)))
+    late = {operand for node in ops if phase(node) == "backward" for operand in read_by(node)}
     found = []
     for memory, (start, nodes) in groups.items():
-        if nodes[0].name in answers:
+        first = nodes[0]
+        if first.name in answers:
             continue
-        is_input = nodes[0].op == "placeholder"
-        is_held = any(n in returned for n in nodes) or (is_input and nodes[0].name not in handed_over)
+        is_input = first.op == "placeholder"
+        is_held = not returned.keys().isdisjoint(nodes) or (is_input and first.name not in handed_over)
         end = len(ops) - 1 if is_held else last.get(memory, start)
-        name = next(filter(_yields_one, nodes), nodes[0]).name
-        kind = "state" if is_input and nodes[0].name in kept else _kind(nodes, returned, handed_over)
-        nbytes = storages(nodes[0])[memory]
+        name = next(filter(_yields_one, nodes), first).name
+        kind = "state" if is_input and first.name in kept else _kind(nodes, returned, handed_over, late)
+        nbytes = storages(first)[memory]
         start += memory in over
-        found.append(Lifetime(name, nbytes, start, end, tuple(n.name for n in nodes), kind))
+        found.append(Lifetime(name, nbytes, start, end, tuple([n.name for n in nodes]), kind))
     return found
 
 
@@ -123,17 +122,16 @@ def reused(trace: Trace) -> dict[fx.Node, fx.Node]:
 
 def _reused(trace: Trace, groups: _Groups, last: dict[int, int]) -> dict[fx.Node, fx.Node]:
     held = {memory for node in trace.returned for memory in storages(node)}
-    held |= {
-        memory for node in trace.ops if is_of_ranks(node) for one in node.all_input_nodes for memory in storages(one)
-    }
+    ops = trace.ops
+    held |= {memory for node in ops if is_of_ranks(node) for one in node.all_input_nodes for memory in storages(one)}
 
     def is_free(memory: int, kernel: fx.Node, at: int) -> bool:
         is_read_once = sum(memory in storages(one) for one in kernel.all_input_nodes) == 1
         return is_read_once and last[memory] == at and memory not in held and _is_allocated(groups[memory][1][0])
 
     found = {}
-    for at, node in enumerate(trace.ops):
-        known = getattr(node.target, "overwriting", None)
+    for at, node in enumerate(ops):
+        known = _overwriting(node)
         if known is None:
             continue
         result = _memory_of_result(node)
@@ -144,6 +142,17 @@ def _reused(trace: Trace, groups: _Groups, last: dict[int, int]) -> dict[fx.Node
                 found[node] = operand
                 break
     return found
+
+
+def _overwriting(node: fx.Node) -> Any:
+    """What a kernel, or an operator of ours, can write its result over; None for any other op."""
+    target = node.target
+    return _of_operator(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "overwriting", None)
+
+
+@once_per_operator
+def _of_operator(target: torch._ops.OpOverload) -> Any:
+    return getattr(target, "overwriting", None)  # which torch looks for in Python, where there is none
 
 
 def _memory_of_result(node: fx.Node) -> int:
@@ -219,13 +228,14 @@ def saved_bytes(trace: Trace) -> int:
     return sum(count for _, count, _ in saved_storages(trace).values())
 
 
-def _kind(nodes: list[fx.Node], returned: _Returned, handed_over: set[str]) -> Kind:
+def _kind(nodes: list[fx.Node], returned: _Returned, handed_over: set[str], late: set[fx.Node]) -> Kind:
+    """What a storage is there for; `late` are the values that the backward reads."""
     if nodes[0].op == "placeholder":
         return "saved" if nodes[0].name in handed_over else "input"
     returned_as = {returned[node] for node in nodes if node in returned}
     if "saved" in returned_as:
         return "saved"
-    if phase(nodes[0]) == "forward" and ("gradient" in returned_as or any(map(is_read_late, nodes))):
+    if phase(nodes[0]) == "forward" and ("gradient" in returned_as or not late.isdisjoint(nodes)):
         return "saved"
     if "gradient" in returned_as:
         return "gradient"

@@ -47,8 +47,12 @@ def op_name(node: fx.Node) -> str:
     """ "aten.mul.Tensor", "getitem", or the kernel's name."""
     if node.op != "call_function":
         return node.op
-    plain = str(node.target)
-    return plain if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", plain)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _plain(node.target)
+    return getattr(node.target, "__name__", str(node.target))
+
+
+_plain = once_per_operator(str)
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -18,14 +19,23 @@ class Line:
     text: str
     label: str = ""
 
-    @property
+    @cached_property
     def place(self) -> str:
         """`In[3]:4`"""
         return f"{self.label or self.file}:{self.line}"
 
+    @cached_property
+    def numbered(self) -> str:
+        """`4: loss = model(x)`"""
+        return f"{self.line}: {self.text.strip()}"
+
+    @cached_property
+    def _said(self) -> str:
+        return f"{self.place}  {self.text.strip()}"
+
     def __str__(self) -> str:
         """`In[3]:4  loss = model(x)`"""
-        return f"{self.place}  {self.text.strip()}"
+        return self._said
 
 
 @dataclass(frozen=True)

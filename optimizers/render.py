@@ -47,19 +47,31 @@ def head_lines(trace: Trace) -> list[str]:
 def body_lines(trace: Trace, spelled: Callable[[fx.Node], str] | None = None) -> Iterator[tuple[str, str | None]]:
     """(line, name of the value that it defines or None), from the first op to the return, each op as `spelled` writes it."""
     spelled = spelled or render_op
+    for one in body(trace):
+        if isinstance(one, str):
+            yield one, None
+        else:
+            yield f"{INDENT}{spelled(one).ljust(COMMENT_COLUMN)}  # {value_comment(one)}", one.name
+
+
+def body(trace: Trace) -> Iterator[str | fx.Node]:
+    """What the lines from the first op to the return are: an op each, or the text of another one."""
     dying = last_uses(trace)
     above: tuple[Any, ...] | None = None
+    last: tuple[Any, ...] | None = None
     for node in trace.ops:
-        header = _header(origin(node))
-        if header is not None and header != above:
-            yield "", None
-            yield f"{INDENT}# {'  '.join(header)}", None
-            above = header
-        yield f"{INDENT}{spelled(node).ljust(COMMENT_COLUMN)}  # {_value_comment(node)}", node.name
-        if dying.get(node):
-            yield f"{INDENT}del {', '.join(dying[node])}", None
-    returned = ", ".join(n.name for n in trace.returned)
-    yield f"{INDENT}return ({returned}{',' if len(trace.returned) == 1 else ''})", None
+        where = origin(node)
+        if (place := (where.module, where.autograd, where.source)) != last:
+            header, last = _header(where), place
+            if header is not None and header != above:
+                yield ""
+                yield f"{INDENT}# {'  '.join(header)}"
+                above = header
+        yield node
+        if node in dying:
+            yield f"{INDENT}del {', '.join(dying[node])}"
+    returned = ", ".join([n.name for n in trace.returned])
+    yield f"{INDENT}return ({returned}{',' if len(trace.returned) == 1 else ''})"
 
 
 def render_op(node: fx.Node) -> str:
@@ -126,7 +138,8 @@ def _input_comment(entry: Input, node: fx.Node) -> str:
     return f"{entry.name}: {_typed(node)}  {human_bytes(nbytes(node))}  {kind}{called}"
 
 
-def _value_comment(node: fx.Node) -> str:
+def value_comment(node: fx.Node) -> str:
+    """The type of an op's value, and its bytes."""
     return f"{_typed(node)}  {'view' if is_view(node) else human_bytes(nbytes(node))}"
 
 

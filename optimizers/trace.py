@@ -230,7 +230,13 @@ def recomputes_in(node: fx.Node) -> Phase:
 @once_per_trace
 def is_on_gpu(trace: Trace) -> bool:
     """Whether any value of the program lies on a CUDA GPU."""
-    return any(device.type == "cuda" for node in trace.graph.nodes for device in devices(node))
+    return "cuda" in device_types(trace)
+
+
+@once_per_trace
+def device_types(trace: Trace) -> frozenset[str]:
+    """The types of the devices that the program's values lie on."""
+    return frozenset(device.type for device in {one for node in trace.graph.nodes for one in devices(node)})
 
 
 def val(node: fx.Node) -> Any:

@@ -13,12 +13,12 @@ from tracefuse.lint.facts import parameters_of, parts_of
 from tracefuse.lint.spared import for_kernels, one_by_one, spared_by_kernels, with_kernels
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, rounded, unaligned
-from tracefuse.optimizers.costs.cost import bytes_moved
+from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
 from tracefuse.optimizers.ops import behind_views, grouped
 from tracefuse.optimizers.pad import readers_of, take_losing, worth
 from tracefuse.optimizers.trace import human_bytes, is_on_gpu, line_of, nbytes, origin, val
 from tracefuse.recording.operators import LOADER
-from tracefuse.tables.folding import folded_paths, name_of, work
+from tracefuse.tables.folding import JOINS, folded_paths, name_of, work
 from tracefuse.text import counted
 
 
@@ -57,7 +57,7 @@ def _parameters(count: int) -> str:
 def concatenations(case: Case) -> Iterator[Finding]:
     """Concatenations, in the backward most of all: one buffer that the parts are written into makes them vanish. How a
     `DataLoader` makes a batch is none of the program's."""
-    cats = [n for n in case.trace.ops if work(n) == "concatenation" and origin(n).module != LOADER[0]]
+    cats = [n for n in case.trace.ops if packet_name(n) in JOINS and origin(n).module != LOADER[0]]
     empty = [n for n in cats if any(val(part).numel() == 0 for part in parts_of(n))]
     if empty:
         yield from case.finding(

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tracefuse.assembly.draws import repeated
+from tracefuse.assembly.draws import draws, repeated
 from tracefuse.assembly.parts import is_unnamed
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.ops import arguments
-from tracefuse.optimizers.trace import Output, Trace, line_of, origin
+from tracefuse.optimizers.trace import Output, Trace, device_types, line_of, origin
 from tracefuse.text import counted
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ ON_PACKED = ": `states = states._replace(data=dropout(states.data))` on a Packed
 
 def check_one_step(variant: Optimised) -> None:
     """Raises `ExportError` with the reason and the remedy where `variant` is not one forward and one backward that can run."""
-    if any(device.type == "meta" for node in variant.trace.graph.nodes for device in devices(node)):
+    if "meta" in device_types(variant.trace):
         raise ExportError(
             "the program computes with meta tensors, which hold no numbers: it is shown, and neither compiled, measured nor "
             "exported. For that, capture it with its model and inputs on the CPU or a GPU."
@@ -64,7 +64,7 @@ def check_one_step(variant: Optimised) -> None:
             "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
             "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
         )
-    for earlier, later in repeated(variant.trace.ops, variant.program.rng_states):
+    for earlier, later in repeated(_drawing(variant.trace), variant.program.rng_states):
         raise ExportError(
             f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
             "the same numbers. Draw the numbers once, keep them in a variable and use them twice."
@@ -86,7 +86,7 @@ def _check_backwards_own(trace: Trace, late: _Late) -> None:
 
 def _check_recurrent(trace: Trace) -> None:
     """Raises `ExportError` for recurrent nets of oneDNN's with a backward, and for those of cuDNN's that drop out."""
-    for node in trace.ops:
+    for node in _recurrent(trace):
         if node.target is aten.mkldnn_rnn_layer_backward.default:
             raise ExportError(
                 f"oneDNN computes {node.name} ({line_of(node)}) from a workspace that its forward hands to autograd alone: "
@@ -94,14 +94,26 @@ def _check_recurrent(trace: Trace) -> None:
                 "torch.backends.mkldnn.flags(enabled=False):`, or call `torch.backends.mkldnn.set_flags(False)` in a cell "
                 "before it."
             )
-        given = arguments(node) if node.target is aten._cudnn_rnn.default else {}
-        if given and given["train"] and given["dropout"] != 0:
+        given = arguments(node)
+        if given["train"] and given["dropout"] != 0:
             is_packed = bool(given["batch_sizes"])
             raise ExportError(
                 f"{node.name} drops out between its layers from a state of cuDNN's own, which it moves unseen: another run of "
                 "the same step drops other numbers. Take a net of one layer for each layer, with `dropout=0`, and "
                 f"`nn.Dropout` between them{is_packed * ON_PACKED}."
             )
+
+
+@once_per_trace
+def _drawing(trace: Trace) -> list[fx.Node]:
+    """The ops that move a generator."""
+    return list(filter(draws, trace.ops))
+
+
+@once_per_trace
+def _recurrent(trace: Trace) -> list[fx.Node]:
+    targets = aten.mkldnn_rnn_layer_backward.default, aten._cudnn_rnn.default
+    return [node for node in trace.ops if any(node.target is one for one in targets)]
 
 
 def is_second_order(backward: Trace) -> bool:

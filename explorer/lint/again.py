@@ -79,16 +79,11 @@ def _once(of: Mapping[fx.Node, fx.Node]) -> Fix:
 
 def constants_of_each_step(case: Case) -> Iterator[Finding]:
     """Tables that every step computes from constants and buffers alone."""
-    numbers = numbering(case)
+    numbers = numbering(case, constants_alone=True)
     seen: set[int] = set()
     ops = []
-    for node in case.own_ops:
-        if (
-            node in numbers.constants
-            and not is_allocation(node)
-            and numbers.of[node] not in seen
-            and not _is_written(node)
-        ):
+    for node in filter(numbers.constants.__contains__, case.own_ops):
+        if not is_allocation(node) and numbers.of[node] not in seen and not _is_written(node):
             ops.append(node)
         seen.add(numbers.of[node])
     for where, group in grouped(ops, module_and_function).items():

@@ -99,13 +99,15 @@ def longest_chain(trace: Trace, nodes: Iterable[fx.Node]) -> int:
 # --- equal values -----------------------------------------------------------------------------------------------------
 
 
-_numbered: WeakKeyDictionary[Trace, dict[tuple[bool, bool], Numbering]] = WeakKeyDictionary()
+_numbered: WeakKeyDictionary[Trace, dict[tuple[bool, ...], Numbering]] = WeakKeyDictionary()
 
 
-def numbering(case: Case, by_gradient: bool = False, by_checkpoints: bool = False) -> Numbering:
+def numbering(
+    case: Case, by_gradient: bool = False, by_checkpoints: bool = False, constants_alone: bool = False
+) -> Numbering:
     """The numbers of the case's values, given once for each trace: up to the last op of the program's own lines, behind which
     nothing but checkpoints is asked about."""
-    known, how = _numbered.setdefault(case.trace, {}), (by_gradient, by_checkpoints)
+    known, how = _numbered.setdefault(case.trace, {}), (by_gradient, by_checkpoints, constants_alone)
     if how not in known:
         ops, own = case.trace.ops, case.own_ops
         asked = ops if by_checkpoints else ops[: ops.index(own[-1]) + 1] if own else ()
@@ -121,7 +123,8 @@ class Numbering:
     With `by_gradient` values are equal only where autograd computes the same gradients for them: `f` and `f.detach()` are one
     value, and what a layer makes of them is not. With `by_checkpoints` what a checkpoint computes again is equal where dropout
     was: of an op in place it is the result, and `native_dropout_backward` gives the dropout that its mask was drawn for.
-    `ops` are the first ones of the trace, as many as have numbers; by default all.
+    With `constants_alone` ops have numbers that follow from constants and buffers, and no others. `ops` are the first ones of
+    the trace, as many as have numbers; by default all.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class Numbering:
         program: CapturedProgram,
         by_gradient: bool = False,
         by_checkpoints: bool = False,
+        constants_alone: bool = False,
         ops: Iterable[fx.Node] | None = None,
     ) -> None:
         self._by_checkpoints = by_checkpoints
@@ -146,7 +150,8 @@ class Numbering:
             if entry.name in standing:
                 self.constants.add(node)
         for node in trace.ops if ops is None else ops:
-            self._number(node)
+            if not constants_alone or self.constants.issuperset(read_by(node)):
+                self._number(node)
 
     def _number(self, node: fx.Node) -> None:
         dropped = dropped_before(node) if self._by_checkpoints else None

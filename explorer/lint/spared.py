@@ -15,7 +15,7 @@ from tracefuse.findings.finding import Case, Fix
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.costs.cost import bytes_moved, bytes_written, is_allocation, op_class, touched_bytes
 from tracefuse.optimizers.decompose.norms import comes_apart, read_again
-from tracefuse.optimizers.facts import storage_id
+from tracefuse.optimizers.facts import once_per_trace, storage_id
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.ops import behind_views, does_work, producer, readers
@@ -25,9 +25,13 @@ from tracefuse.tables.folding import work
 
 def one_by_one(case: Case) -> list[fx.Node]:
     """The pointwise ops and reductions that run as kernels of their own, cuDNN's norms that passes take apart among them."""
-    found = [n for n in case.trace.ops if does_work(n) and n not in case.not_on_a_gpu and not is_allocation(n)]
-    fusible = [n for n in found if op_class(n) in ("pointwise", "reduction") or comes_apart(n)]
-    return [n for n in fusible if work(n) != "device copy"]
+    return [n for n in _small(case.trace) if n not in case.not_on_a_gpu]
+
+
+@once_per_trace
+def _small(trace: Trace) -> list[fx.Node]:
+    found = [n for n in trace.ops if does_work(n) and (op_class(n) in ("pointwise", "reduction") or comes_apart(n))]
+    return [n for n in found if not is_allocation(n) and work(n) != "device copy"]
 
 
 _known: WeakKeyDictionary[Trace, tuple[OpTimes, float]] = WeakKeyDictionary()

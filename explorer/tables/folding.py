@@ -15,15 +15,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
-from tracefuse.optimizers.facts import once_per_op, once_per_trace
+from tracefuse.optimizers.facts import once_per_op, once_per_trace, once_per_type, tensors_in
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, producer, reached
-from tracefuse.optimizers.trace import Trace, origin, phase, tensor_type, tensors, val
+from tracefuse.optimizers.trace import Trace, origin, phase, tensor_type, val
 
 OUTSIDE = "(no module)"
 """What is in no module, where modules are listed."""
@@ -41,7 +41,7 @@ def folded_paths(trace: Trace) -> Mapping[str, str]:
         where = origin(node)
         ops = own.setdefault(where.module, [])
         if does_work(node):
-            ops.append(f"{phase(node)} {[tensor_type(each) for each in tensors(node)]}")
+            ops.append(f"{phase(node)} {_types(node)}")
         types[where.module] = types.get(where.module) or where.module_type
     children = _children(own)
     found = {"": ""}
@@ -63,6 +63,11 @@ def folded_paths(trace: Trace) -> Mapping[str, str]:
 
     visit("")
     return found
+
+
+@once_per_type
+def _types(value: Any) -> str:
+    return str([tensor_type(each) for each in tensors_in(value)])
 
 
 def name_of(node: fx.Node, folds: Mapping[str, str]) -> str:
@@ -95,6 +100,10 @@ KINDS = (
 """What the time of a backward is parted into: see `kind`."""
 
 
+JOINS = ("cat", "stack")
+"""The operators whose work is a "concatenation"."""
+
+
 @once_per_op
 def work(node: fx.Node) -> str:
     """What an op does, in a word: "matmul", "attention", "concatenation", "device copy", "cast", "pointwise", "fused", …"""
@@ -107,7 +116,7 @@ def work(node: fx.Node) -> str:
         return "convolution"
     if flops(node):
         return "matmul"
-    if name in ("cat", "stack"):
+    if name in JOINS:
         return "concatenation"
     if name == "_to_copy":
         return _conversion(node)

@@ -29,10 +29,12 @@ from torch import fx
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.optimizers.costs.cost import flops
+from tracefuse.optimizers.facts import once_per_trace
+from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import known_saved_values
 from tracefuse.optimizers.ops import does_work, grouped
 from tracefuse.optimizers.trace import Trace, human_bytes, origin, phase
-from tracefuse.tables.folding import OUTSIDE, folded_paths, kind, work
+from tracefuse.tables.folding import OUTSIDE, folded_paths, kind
 from tracefuse.tables.halves import halves
 from tracefuse.text import aligned, figure
 
@@ -184,7 +186,7 @@ def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layer
     parts = _parts(before, times[0]), _parts(after, times[1])
     places = dict.fromkeys([*parts[0], *parts[1]])
     folds = folded_paths(before)
-    if any(work(node) == "fused" for node in before.ops):  # Of a pinned configuration: no times by module to judge by.
+    if _has_kernels(before):  # Of a pinned configuration: no times by module to judge by.
         parts = {place: replace(part, flops=Counter()) for place, part in parts[0].items()}, parts[1]
     rows = [
         _layer(path, folds.get(path, path), parts[0].get((path, is_in), _Part()), parts[1].get((path, is_in), _Part()))
@@ -192,6 +194,11 @@ def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layer
     ]
     has_update = any(phase(node) == "update" for node in before.ops)
     return Layers(rows, times[1].provenance, why_no_verdict(before.split()[1], has_update))
+
+
+@once_per_trace
+def _has_kernels(trace: Trace) -> bool:
+    return any(isinstance(node.target, Kernel) for node in trace.ops)
 
 
 @dataclass
@@ -227,13 +234,14 @@ def _found_parts(trace: Trace, times: OpTimes) -> Mapping[_Place, _Part]:
     parts: dict[_Place, _Part] = defaultdict(_Part)
     half_of = halves(trace)
     for node in filter(does_work, trace.ops):
-        half = half_of[node]
-        part = parts[_place(node)]
-        part.module_type = part.module_type or origin(node).module_type
+        half, where = half_of[node], origin(node)
+        part = parts[where.module, bool(where.module or where.module_type)]
+        part.module_type = part.module_type or where.module_type
         part.ops[half] += 1
         us = times.us.get(node.name, 0.0)
         part.us[half] += us
-        part.flops[half] += flops(node)
+        if count := flops(node):
+            part.flops[half] += count
         if half == "backward" and us:
             part.backward_kinds[kind(node)] += us
     nodes = {node.name: node for node in trace.graph.nodes}

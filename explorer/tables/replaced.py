@@ -86,14 +86,22 @@ def captured_ops(captured: Trace, steps: Iterable[PassRecord]) -> dict[str, str]
     a decomposed loss is one op, whatever it became. What computes something again is none of them."""
     found = {node.name: producer(node).name for node in captured.ops}
     for step in steps:
-        old = {node.name: node for node in step.before.graph.nodes}
-        for node in step.after.ops:
-            was = old.get(node.name)
-            if was is None or was.target == node.target or node.name not in found or isinstance(node.target, Kernel):
-                continue
-            new = reached([node], functools.partial(_new_operands, (old, found)))
-            found |= dict.fromkeys((one.name for one in new), found[node.name])
+        if step.after is step.before:
+            continue
+        old = {node.name for node in step.before.graph.nodes}
+        for node in _rewritten(step.before, step.after):
+            if node.name in found:
+                new = reached([node], functools.partial(_new_operands, (old, found)))
+                found |= dict.fromkeys((one.name for one in new), found[node.name])
     return found
+
+
+@once_per_trace
+def _rewritten(before: Trace, after: Trace) -> Sequence[fx.Node]:
+    """The ops under names that another operator had; kernels are none of them."""
+    old = {node.name: node.target for node in before.graph.nodes}
+    named = ((node, old.get(node.name, node.target)) for node in after.ops)
+    return [node for node, was in named if was is not node.target and was != node.target and not _is_kernel(node)]
 
 
 def _new_operands(known: Iterable[Container[str]], node: fx.Node) -> list[fx.Node]:

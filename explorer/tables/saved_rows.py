@@ -20,8 +20,7 @@ class Pair(NamedTuple):
     after: int
 
 
-@dataclass(frozen=True)
-class SavedRow:
+class SavedRow(NamedTuple):
     """A storage that is saved for the backward in at least one of the two programs. `folded` names the module
     and those like it, `reason` a key of `REASONS`."""
 

@@ -17,8 +17,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import fx
-
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, line_of, origin, phase
 from tracefuse.tables.folding import folded_paths
@@ -78,17 +76,27 @@ class _Row:
         return self.amount - self.of_update
 
     def part(self, name: str, is_line: bool = False) -> _Row:
-        return self.inside.setdefault(name, _Row(name, is_line))
+        if name not in self.inside:
+            self.inside[name] = _Row(name, is_line)
+        return self.inside[name]
 
-    def add(self, node: fx.Node, amount: float) -> None:
+    def add(self, line: str, amount: float, is_late: bool) -> None:
+        """Count an op of this `line`; one of the update `is_late`."""
         self.amount += amount
-        self.of_update += amount if phase(node) == "update" else 0.0
-        self.lines[line_of(node)] += amount
+        self.of_update += amount if is_late else 0.0
+        self.lines[line] += amount
 
 
 def slowest(trace: Trace, captured: Trace, amounts: Mapping[str, float]) -> Slowest | None:
     """The row that has most of `amounts`, which are by the names of the ops of `trace`; None where nothing has any. Modules
-    are alike that are so as `captured`."""
+    are alike that are so as `captured`. It is kept for the last amounts that were asked for."""
+    known = trace._cache.get(slowest)
+    if known is None or known[0] is not captured or known[1] is not amounts:
+        known = trace._cache[slowest] = captured, amounts, _slowest(trace, captured, amounts)
+    return known[2]
+
+
+def _slowest(trace: Trace, captured: Trace, amounts: Mapping[str, float]) -> Slowest | None:
     folds = folded_paths(captured)
     step = _rows(trace, folds, amounts)
     if step.amount <= 0:
@@ -118,23 +126,24 @@ def _rows(trace: Trace, folds: Mapping[str, str], amounts: Mapping[str, float]) 
     """The step, and what is in it: what the outermost module has inside beside what is in none."""
     step = _Row("")
     ops = [node for node in trace.ops if does_work(node)]
+    around_of = {module: _around(folds.get(module, module)) for module in {origin(node).module for node in ops}}
     # Lines are rows among modules alone: a model without any inside is one itself.
-    inner = {path for node in ops for path in _around(folds.get(origin(node).module, origin(node).module))[:-1]}
-    is_leaf = not any(origin(node).module for node in ops)
+    inner = {path for around in around_of.values() for path in around[:-1]}
+    is_leaf = not any(around_of)
     for node in ops:
-        amount, where = amounts.get(node.name, 0.0), origin(node)
-        around = _around(folds.get(where.module, where.module))
-        step.add(node, amount)
+        where = origin(node)
+        op = line_of(node), amounts.get(node.name, 0.0), phase(node) == "update"
+        around = around_of[where.module]
+        step.add(*op)
         row = step
         for path in around:
             row = row.part(path)
-            row.add(node, amount)
+            row.add(*op)
         if is_leaf and where.module_type:
-            row.part("").add(node, amount)
+            row.part("").add(*op)
         elif not around or around[-1] in inner:
-            source = where.source
-            text = f"{source.line}: {source.text.strip()}" if source else "no line of the program"
-            row.part(text, is_line=True).add(node, amount)
+            text = where.source.numbered if where.source else "no line of the program"
+            row.part(text, is_line=True).add(*op)
     return step
 
 

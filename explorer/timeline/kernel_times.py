@@ -27,7 +27,7 @@ from tracefuse.measure.op_times import call_nbytes
 from tracefuse.measure.peaks import peaks_if_there_is_room
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.cost import Peaks, flops, operand_dtype
-from tracefuse.optimizers.facts import devices, once_per_trace
+from tracefuse.optimizers.facts import devices, once_per_op, once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.optimizers.trace import Trace, human_bytes, tensor_type, tensors
@@ -175,8 +175,9 @@ def kernel_rows(trace: Trace, us: Mapping[str, float], peaks: Peaks | None) -> l
     `us` are measured times by value, as `OpTimes` has them; a call without one has no part in its row's time, and what has
     none at all has no row.
     """
-    groups = calls_by_kernel(trace)
-    return [_row(name, nodes, us, peaks) for name, nodes in groups.items() if any(node.name in us for node in nodes)]
+    groups, work = calls_by_kernel(trace), _work_by_kernel(trace)
+    timed = {name: [us[node.name] for node in nodes if node.name in us] for name, nodes in groups.items()}
+    return [_row(name, groups[name], found, work[name], peaks) for name, found in timed.items() if found]
 
 
 @once_per_trace
@@ -188,6 +189,14 @@ def calls_by_kernel(trace: Trace) -> Mapping[str, list[fx.Node]]:
     return groups
 
 
+@once_per_trace
+def _work_by_kernel(trace: Trace) -> Mapping[str, tuple[int, int]]:
+    """Bytes and FLOPs of one call in the mean."""
+    groups = calls_by_kernel(trace)
+    return {name: (_mean(map(call_nbytes, nodes)), _mean(map(flops, nodes))) for name, nodes in groups.items()}
+
+
+@once_per_op
 def called(node: fx.Node) -> str:
     """The kernel's name; of an ATen operator its own and the types of its operands: `mm bf16[64, 32] bf16[32, 8]`."""
     if isinstance(node.target, Kernel):
@@ -196,10 +205,10 @@ def called(node: fx.Node) -> str:
     return " ".join([name, *(tensor_type(t) for argument in node.all_input_nodes for t in tensors(argument))])
 
 
-def _row(name: str, nodes: Sequence[fx.Node], us: Mapping[str, float], peaks: Peaks | None) -> KernelRow:
-    timed = [us[node.name] for node in nodes if node.name in us]
-    time_us = sum(timed) / len(timed)
-    nbytes, work = _mean(map(call_nbytes, nodes)), _mean(map(flops, nodes))
+def _row(
+    name: str, nodes: Sequence[fx.Node], timed: Sequence[float], mean: tuple[int, int], peaks: Peaks | None
+) -> KernelRow:
+    time_us, (nbytes, work) = sum(timed) / len(timed), mean
     is_launched = any(device.type == "cuda" for node in nodes[:1] for device in devices(node))
     found = reached(time_us, nbytes, work, operand_dtype(nodes[0]), peaks, is_launched)
     return KernelRow(name, isinstance(nodes[0].target, Kernel), len(nodes), time_us, nbytes, work, found)

@@ -14,7 +14,6 @@ the captured backward was over. Not modelled: variables that go out of scope bef
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from torch import fx
 
@@ -50,7 +49,7 @@ def eager_lifetimes(trace: Trace) -> list[Lifetime]:
         if into is None or into.nbytes != life.nbytes:
             into = life
         place |= dict.fromkeys(life.aliases, into.name)
-        found[into.name] = replace(into, end=max(into.end, life.end, end))
+        found[into.name] = into._replace(end=max(into.end, life.end, end))
     return list(found.values())
 
 

@@ -94,7 +94,14 @@ class LoweredKernel:
 
 
 def lower(kernel: Kernel, tuning: Tuning = GUESS) -> LoweredKernel:
-    """The functions of a kernel. Raises `NotFusible` with the op that stands in the way."""
+    """The functions of a kernel, kept with its body. Raises `NotFusible` with the op that stands in the way."""
+    known, key = kernel.body._cache, (lower, kernel.name, tuning)
+    if key not in known:  # `fuse` asks whether they can be written, the view shows them
+        known[key] = _with_short_bodies(kernel, tuning)
+    return known[key]
+
+
+def _with_short_bodies(kernel: Kernel, tuning: Tuning) -> LoweredKernel:
     found = _lowered(kernel, tuning)
     is_long = any(len(lines) > LONG for function in found.functions for _, lines in function.bodies)
     return _lowered(kernel, replace(tuning, block=tuning.block - FEWER)) if is_long else found

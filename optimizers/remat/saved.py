@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -24,7 +24,7 @@ from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.liveness import known_saved_values
 from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer, reached, read_by
 from tracefuse.optimizers.passes import PassRecord
-from tracefuse.optimizers.trace import Trace, origin, phase, recomputes, tensors
+from tracefuse.optimizers.trace import Trace, has_unread, origin, phase, recomputes, tensors
 
 REASONS = {
     "unneeded": "Only ops of the backward whose results nobody uses read it: simplify drops them.",
@@ -56,8 +56,7 @@ _LOSS_NODE = re.compile("Softmax|Loss|CrossEntropy")
 _PRODUCTS = frozenset({"mul", "div", "addcmul", "addcdiv"})
 
 
-@dataclass(frozen=True)
-class SavedFor:
+class SavedFor(NamedTuple):
     """A storage kept for the backward.
 
     `reason` is a key of `REASONS`, `readers` the backward ops that read it or its views, `decision` what remat said of
@@ -100,22 +99,25 @@ def _reasons(trace: Trace) -> dict[str, str]:
     kept = {memory for saved in known_saved_values(trace) for memory in storages(nodes[saved.name])}
     groups: dict[int, list[fx.Node]] = defaultdict(list)
     for node in trace.ops:
-        for memory in kept & storages(node).keys():
-            groups[memory].append(node)
+        for memory in storages(node):
+            if memory in kept:
+                groups[memory].append(node)
     gradients = {n for out, n in trace.output_pairs if out.kind == "gradient"}
-    needed = reached(trace.returned, read_by)
+    # Where every op is read, every op leads to what is returned.
+    needed = reached(trace.returned, read_by) if has_unread(trace.graph) else None
     found: dict[str, str] = {}
     for group in groups.values():
         found.update(dict.fromkeys((node.name for node in group), _reason(group, gradients, needed)))
     return found
 
 
-def _reason(aliases: list[fx.Node], gradients: set[fx.Node], needed: Collection[fx.Node]) -> str:
-    pairs = [(alias, reader) for alias in aliases for reader in _readers(alias)]
-    if pairs and not any(reader in needed for _, reader in pairs) and not gradients.intersection(aliases):
-        return "unneeded"
-    if gradients.intersection(aliases):
+def _reason(aliases: list[fx.Node], gradients: set[fx.Node], needed: Collection[fx.Node] | None) -> str:
+    """Why a storage is kept; `needed` are the ops that lead to what is returned, None where all do."""
+    if not gradients.isdisjoint(aliases):
         return "gradient"
+    pairs = [(alias, reader) for alias in aliases for reader in _readers(alias)]
+    if pairs and needed is not None and not any(reader in needed for _, reader in pairs):
+        return "unneeded"
     if _is_dtype_copy(aliases[0]):
         return "dtype copy"
     return min((_reading(alias, reader) for alias, reader in pairs), key=_RANK.__getitem__, default="other")

@@ -18,7 +18,7 @@ from tracefuse.optimizers import liveness
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
 from tracefuse.optimizers.facts import once_per_trace, once_per_value
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, grouped, op_name, producer, read_by
+from tracefuse.optimizers.ops import does_work, op_name, producer, read_by
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
 from tracefuse.tables.folding import name_of
 from tracefuse.tables.memory import input_bytes
@@ -35,6 +35,9 @@ live_bytes = once_per_trace(lambda trace: liveness.live_bytes(trace, lifetimes(t
 gpu_input_bytes = once_per_trace(functools.partial(input_bytes, device="cuda"))
 
 
+op_count = once_per_trace(lambda trace: trace.op_count)
+
+
 class Size(NamedTuple):
     """Operators that do work, bytes kept for the backward, and the static peak."""
 
@@ -47,16 +50,19 @@ class Size(NamedTuple):
 def size(trace: Trace) -> Size:
     """The three numbers of a trace that every pass is judged by."""
     saved = sum(one.nbytes for one in liveness.known_saved_values(trace))
-    return Size(trace.op_count, saved, max(live_bytes(trace), default=0))
-
-
-op_count = once_per_trace(lambda trace: trace.op_count)
+    return Size(op_count(trace), saved, max(live_bytes(trace), default=0))
 
 
 def step_size(variant: Variant) -> Size:
     """The same of the whole step: bytes as it is run, with an update that writes in place, and the ops that are shown, which
     have no copies into what is updated."""
     return size(variant.whole_in_place)._replace(ops=op_count(variant.whole))
+
+
+@once_per_trace
+def roots(trace: Trace) -> frozenset[str]:
+    """What the modules of the ops begin with, where the program has several outermost ones."""
+    return frozenset({origin(node).root for node in trace.ops} - {""})
 
 
 @once_per_trace
@@ -181,6 +187,7 @@ class _Around:
 
     def __init__(self, trace: Trace) -> None:
         self.twins = _twins(trace)
+        self.kernels = {node: node.target.name for node in trace.ops if isinstance(node.target, Kernel)}
         self.saved = {s.name: s.nbytes for s in liveness.known_saved_values(trace)}
         self.aliases = {name: life.aliases for life in lifetimes(trace) for name in life.aliases}
         self.of = {node.name: out.of for out, node in trace.output_pairs if out.kind == "gradient"}
@@ -188,28 +195,28 @@ class _Around:
 
 
 def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
-    where = origin(node)
-    source = where.source
-    other = {"forward": "backward", "backward": "forward"}.get(phase(node), "")
-    target = producer(node).target
+    where, name, half = origin(node), node.name, phase(node)
+    source, aliases = where.source, around.aliases.get(name, ())
     return {
         "op": op_name(node),
         **_typed(node),
         "nbytes": nbytes(node),
-        "phase": phase(node),
+        "phase": half,
         "module": where.module,
         "module_type": where.module_type,
-        "source": f"{source.line}: {source.text.strip()}" if source else "",
+        "source": source.numbered if source else "",
         "reads": [n.name for n in read_by(node)][:MAX_NAMES],
         "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
-        "twins": around.twins.get((other, where.seq), [])[:MAX_NAMES],
-        "saved_bytes": around.saved.get(node.name, 0),
-        "storage": [name for name in around.aliases.get(node.name, ())[: MAX_NAMES + 1] if name != node.name][
-            :MAX_NAMES
-        ],
-        "kernel": target.name if isinstance(target, Kernel) else "",
-        "of": around.of.get(node.name, ""),
+        "twins": around.twins.get((_OTHER.get(half, ""), where.seq), [])[:MAX_NAMES],
+        "saved_bytes": around.saved.get(name, 0),
+        "storage": [one for one in aliases[: MAX_NAMES + 1] if one != name][:MAX_NAMES] if len(aliases) > 1 else [],
+        "kernel": around.kernels.get(producer(node), ""),
+        "of": around.of.get(name, ""),
     }
+
+
+_OTHER = {"forward": "backward", "backward": "forward"}
+"""The half in which an op's twins are."""
 
 
 @once_per_value
@@ -222,9 +229,12 @@ def _typed(value: Any) -> dict[str, Any]:
 
 def _twins(trace: Trace) -> dict[tuple[str, int | None], list[str]]:
     """Names of the ops of each phase by autograd's sequence number, which an op shares with its twin in the other phase."""
-    ops = [node for node in trace.ops if origin(node).seq is not None]
-    groups = grouped(ops, lambda node: (phase(node), origin(node).seq))
-    return {key: [node.name for node in group] for key, group in groups.items()}
+    found: dict[tuple[str, int | None], list[str]] = {}
+    for node in trace.ops:
+        seq = origin(node).seq
+        if seq is not None:
+            found.setdefault((phase(node), seq), []).append(node.name)
+    return found
 
 
 # --- what was computed and never used ---------------------------------------------------------------------------------
@@ -243,7 +253,7 @@ def _op_record(one: Dropped) -> dict[str, Any]:
         "op": one.op,
         "module": where.module,
         "module_type": where.module_type,
-        "source": f"{where.source.line}: {where.source.text.strip()}" if where.source else "",
+        "source": where.source.numbered if where.source else "",
         "phase": "backward" if where.autograd else "forward",
         "nbytes": one.nbytes,
         "time_us": float(f"{one.modelled_us:.4g}"),

@@ -83,6 +83,7 @@ def _nothing_to_pad(variant: Variant) -> str:
     return f"{' and '.join(took)} replaced {'' if gone >= count else f'{gone} of '}the {which} before"
 
 
+@once_per_trace
 def _count_unaligned(trace: Trace) -> int:
     return sum(bool(node.users) and unaligned(node) is not None for node in trace.ops)
 
@@ -126,7 +127,7 @@ def _freeze(variant: Variant, clock: Clock) -> dict[str, Any]:
 
 
 @once_per_trace
-def _spares(trace: Trace) -> tuple[tuple[str, ...], frozenset[str]] | None:
+def _spares(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Patterns that freeze all but what is most likely trained alone, and the ops that nobody needs then; None where there are
     no two modules with parameters."""
     sources = {entry.name: entry.source for entry in trace.inputs if entry.kind == "parameter"}
@@ -139,7 +140,7 @@ def _spares(trace: Trace) -> tuple[tuple[str, ...], frozenset[str]] | None:
     except TracefuseError:  # a name that is no pattern for it, as of a parameter without a gradient
         return None
     left = {node.name for node in new.ops}
-    return patterns, frozenset(node.name for node in trace.ops if node.name not in left)
+    return patterns, tuple([node.name for node in trace.ops if node.name not in left])
 
 
 def _likely(names: Sequence[str]) -> tuple[str, ...] | None:

@@ -30,7 +30,7 @@ from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.remat.saved import REASONS
-from tracefuse.optimizers.trace import origin, val
+from tracefuse.optimizers.trace import val
 from tracefuse.recording.calls import Guard
 from tracefuse.steps.steps import Steps
 from tracefuse.tables.folding import folded_paths
@@ -50,6 +50,7 @@ from tracefuse.widgets.payload.facts import (
     held_throughout,
     least_peak,
     memory,
+    roots,
     step_size,
     unused_record,
     update_peak,
@@ -123,7 +124,7 @@ def payload(
         "blocked": stopped,
         "steps": steps_record(variant.capture.steps),
         "no_verdict": why_no_verdict(variant.capture.backward, variant.program.in_rounds),
-        "roots": sorted({root for trace in (before, after) for n in trace.ops if (root := origin(n).root)}),
+        "roots": sorted(roots(before) | roots(after)),
         "runs_triton": variant.runs_triton,
         "passes": _pass_records(variant, clock, deltas, shares),
         "summary": sizes,

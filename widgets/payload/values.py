@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from torch import fx
+
 from tracefuse.measure.op_times import OpTimes
-from tracefuse.optimizers.facts import once_per_trace
-from tracefuse.optimizers.render import body_lines, head_lines
+from tracefuse.optimizers.facts import once_per_spelling, once_per_trace
+from tracefuse.optimizers.render import INDENT, body, head_lines, render_op, value_comment
 from tracefuse.optimizers.trace import Trace
 from tracefuse.widgets.payload import facts as trace_facts
 
@@ -44,19 +46,24 @@ def lines_of(trace: Trace) -> tuple[Line, ...]:
     """The printed trace, line by line; its text is that of `trace.code`."""
     signature, *comments = head_lines(trace)
     inputs = [Line("", text.strip(), i.name, "input") for text, i in zip(comments, trace.inputs, strict=True)]
-    return (Line(signature, "", "", "signature"), *inputs, *(_line(text, value) for text, value in body_lines(trace)))
+    lines = [_line(one) if isinstance(one, str) else _op_line(one) for one in body(trace)]
+    return (Line(signature, "", "", "signature"), *inputs, *lines)
 
 
-def _line(text: str, value: str | None) -> Line:
-    stripped = text.strip()
-    if not stripped:
-        return Line("", "", "", "blank")
-    if stripped.startswith("#"):
-        return Line("", stripped, "", "group")
-    if value is None:
-        return Line(text, "", "", "free" if stripped.startswith("del ") else "return")
-    code, mark, comment = text.rpartition("  # ")
-    return Line(code.rstrip(), f"# {comment}", value, "op") if mark else Line(text, "", value, "op")
+@once_per_spelling
+def _op_line(node: fx.Node) -> Line:
+    return Line(f"{INDENT}{render_op(node)}", f"# {value_comment(node)}", node.name, "op")
+
+
+_BLANK = Line("", "", "", "blank")
+
+
+def _line(text: str) -> Line:
+    if text.startswith(f"{INDENT}del "):
+        return Line(text, "", "", "free")
+    if text.startswith(f"{INDENT}#"):
+        return Line("", text.strip(), "", "group")
+    return Line(text, "", "", "return") if text else _BLANK
 
 
 def diff(before: Sequence[Line], after: Sequence[Line]) -> list[Line]:
@@ -104,6 +111,11 @@ class _Merged:
 
     def add(self, removed: Sequence[Line], shown: Sequence[Line]) -> None:
         """Append what was removed before `shown`, and `shown`."""
+        if (
+            not removed and not self.opening and shown and shown[-1].kind != "return"
+        ):  # most lines of a half are as they were
+            self.lines += shown
+            return
         is_end = bool(self.opening) or not shown or shown[-1].kind == "return"
         self.held += [line for line in removed if self.headers[line.key] != self.header]
         self._remove(line for line in removed if self.headers[line.key] == self.header)
@@ -177,7 +189,7 @@ def half(before: Trace, after: Trace) -> dict[str, Any]:
     marks = Counter(line.mark for line in lines)
     return {
         "lines": [_line_record(line) for line in lines],
-        "ops": [before.op_count, after.op_count],
+        "ops": [trace_facts.op_count(before), trace_facts.op_count(after)],
         "added": marks["+"] + marks["~"],
         "removed": marks["-"],
     }

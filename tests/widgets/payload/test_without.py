@@ -129,7 +129,7 @@ def test_what_a_switch_shows_is_worked_out_before_it_is_used(shown: Variant, mon
     explorer = Explorer(shown)
     explorer._foresee(lambda: False)
     printed: list[Trace] = []
-    monkeypatch.setattr(values, "body_lines", lambda trace: printed.append(trace) or [])
+    monkeypatch.setattr(values, "body", lambda trace: printed.append(trace) or [])
     for config in (*foreseen(shown), *reweighed(shown.config)):
         explorer.show(shown.under(config))
     assert not printed
