@@ -18,7 +18,9 @@ here:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -358,6 +360,29 @@ def create_op(graph: fx.Graph, target: Any, args: Any, kwargs: Any, name: str) -
     return node
 
 
+class IsOnlyRead(Exception):
+    """An edit of a graph that is only read."""
+
+
+_only_read: ContextVar[fx.Graph | None] = ContextVar("only_read", default=None)
+
+
+@contextmanager
+def only_read(graph: fx.Graph) -> Iterator[None]:
+    """Inside, a rewrite of the graph (`optimizers.rewrite`) and dead code in it raise `IsOnlyRead` before they change it."""
+    token = _only_read.set(graph)
+    try:
+        yield
+    finally:
+        _only_read.reset(token)
+
+
+def begin_edit(graph: fx.Graph) -> None:
+    """Raise `IsOnlyRead` if the graph is."""
+    if _only_read.get() is graph:
+        raise IsOnlyRead
+
+
 def has_unread(graph: fx.Graph) -> bool:
     """Whether there is an op that nothing reads: where there is none, `eliminate_dead_code` has nothing to do."""
     return any(not node.users and node.op == "call_function" for node in graph.nodes)
@@ -376,6 +401,7 @@ def eliminate_dead_code(graph: fx.Graph) -> list[str]:
             continue
         draws = not is_getitem(node) and is_random(node)
         if not node.users and not is_mutable(node) and not (draws and draws_later):
+            begin_edit(graph)
             dead.append(node.name)
             graph.erase_node(node)
         elif draws:
