@@ -196,7 +196,12 @@ def exchanges(target: torch._ops.OpOverload) -> bool:
 
 def is_wait(node: fx.Node) -> bool:
     """Whether an op waits for collectives."""
-    return is_of_ranks(node) and node.target._opname in ("wait_tensor", "wait")  # type: ignore[union-attr]
+    return is_of_ranks(node) and waits(node.target)  # type: ignore[arg-type]
+
+
+def waits(target: torch._ops.OpOverload) -> bool:
+    """`is_wait`, of an operator of ranks."""
+    return target._opname in ("wait_tensor", "wait")
 
 
 def is_collective(node: fx.Node) -> bool:
@@ -217,9 +222,10 @@ def draws_nothing(op: fx.Node) -> bool:
 def is_mutable(node: fx.Node) -> bool:
     """Whether the op writes to one of its arguments. A functionalised trace has none."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and _writes(target)
+    return isinstance(target, torch._ops.OpOverload) and writes(target)
 
 
 @once_per_operator
-def _writes(target: torch._ops.OpOverload) -> bool:
+def writes(target: torch._ops.OpOverload) -> bool:
+    """`is_mutable`, of an operator."""
     return target._schema.is_mutable

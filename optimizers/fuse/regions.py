@@ -110,7 +110,12 @@ def _is_border(node: fx.Node) -> bool:
 
 def _links(node: fx.Node, operands: Iterable[fx.Node], region_of: dict[fx.Node, Region]) -> list[fx.Node]:
     """The operands whose region `node` may join: a copy for a reader only that of another such copy."""
-    found = [a for a in operands if (region := region_of.get(a)) and _may_join(node, region)]
+    now, device = phase(node), _device(node)
+    found = [
+        a
+        for a in operands
+        if (region := region_of.get(a)) and region.phase == now and (region.device is None or region.device == device)
+    ]
     return [a for a in found if is_for_reader(a)] if found and is_for_reader(node) else found
 
 
