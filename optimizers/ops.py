@@ -150,11 +150,18 @@ def frozen(value: Any, of: Callable[[fx.Node], Hashable] | None = None) -> Hasha
     """An op's arguments as a key, in which `of` stands for each value; `True`, `1.0` and `1`, and both zeros, are others."""
     if isinstance(value, fx.Node):
         return value if of is None else of(value)
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
     if isinstance(value, (tuple, list)):
         return tuple([frozen(one, of) for one in value])
     if isinstance(value, (dict, Mapping)):
         return tuple((name, frozen(one, of)) for name, one in sorted(value.items()))
-    return type(value), repr(value) if isinstance(value, (float, complex, slice)) else value
+    return kind, repr(value) if isinstance(value, (float, complex, slice)) else value
+
+
+_PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device})
+"""Types of most arguments, none of which is a mapping: Python asks that of a type with a function of its own."""
 
 
 def does_work(node: fx.Node) -> bool:

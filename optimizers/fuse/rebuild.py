@@ -165,6 +165,6 @@ def _is_handed_over(node: fx.Node) -> bool:
 
 def _call(node: fx.Node) -> Hashable:
     """What a view is of what: a key that is the same for the same view. A part is one of a call, of which there may be two."""
-    operand = node.args[0]
-    part_of = _call if is_getitem(node) and is_view(operand) else None  # type: ignore[arg-type]
-    return node.target, frozen((node.args, node.kwargs), part_of)
+    operand, *others = node.args
+    shown = _call(operand) if is_getitem(node) and is_view(operand) else operand  # type: ignore[arg-type]
+    return id(node.target), shown, frozen(others), frozen(node.kwargs) if node.kwargs else ()

@@ -193,7 +193,7 @@ def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[
         return False
     value = node.meta["val"]
     is_after = any(not r.after.isdisjoint(operands) for r in near)
-    if node.target in WINDOW_OPS and not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) and node.target in WINDOW_OPS:
         value = value[0]  # A pool and its parts are in one region: it joins where they can.
     if not isinstance(value, torch.Tensor):
         return not is_after
