@@ -127,9 +127,9 @@ def cat_parts(cat: fx.Node) -> tuple[int, list[tuple[fx.Node, int, int]]]:
 
 
 def range_users(value: fx.Node) -> list[fx.Node]:
-    """The live readers of a value; a split stands for its parts."""
+    """The live readers of a value in the order of the trace; a split stands for its parts."""
     users = [part for user in value.users for part in (user.users if any(map(is_getitem, user.users)) else [user])]
-    return [user for user in users if user.users or user.op == "output"]
+    return [user for user in sorted(users) if user.users or user.op == "output"]
 
 
 # --- axes through ops -------------------------------------------------------------------------------------------------

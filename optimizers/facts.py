@@ -39,10 +39,10 @@ from tracefuse.optimizers.ops import frozen
 
 T = TypeVar("T")
 
-# Under these names in `node.meta`: facts of the value, facts of the op, and the arguments that those were worked out for.
-# One dictionary serves all copies, and says under `_FROM` what its facts follow from: each object more in the metadata of
-# every node is one that the garbage collector looks at.
-_VALUE, _OP, _ARGS, _KWARGS = "value_facts", "op_facts", "op_facts_args", "op_facts_kwargs"
+# Under these names in `node.meta`: facts of the value; and of the op, the arguments and keyword arguments that its facts were
+# worked out for, and the facts. One dictionary serves all copies, and says under `_FROM` what its facts follow from: each
+# object more in the metadata of every node is one that the garbage collector looks at, and a sixth entry doubles them.
+_VALUE, _OP = "value_facts", "op_facts"
 _FROM = "from"
 # Under these names among the facts of an op those of its kind, and among those of a kind or a type its number, which no
 # other has.
@@ -156,22 +156,22 @@ def _facts_of_value(node: fx.Node) -> dict[Any, Any]:
 
 def _facts_of_op(node: fx.Node) -> dict[Any, Any]:
     meta = node.meta
-    facts = meta.get(_OP)
+    known = meta.get(_OP)
     # Asked of every op many times: no call, no property and no iterator more than it takes.
-    if facts is not None and meta[_ARGS] is node._args and meta[_KWARGS] is node._kwargs:
+    if known is not None:
+        args, kwargs, facts = known
         target, value, operands = facts[_FROM]
-        inputs, at = node._input_nodes, 0
-        if target is node.target and value is meta.get("val") and len(operands) == 2 * len(inputs):
-            for operand in inputs:
+        if args is node._args and kwargs is node._kwargs and target is node.target and value is meta.get("val"):
+            at = 0
+            for operand in node._input_nodes:
                 if operands[at] is not operand.target or operands[at + 1] is not operand.meta.get("val"):
                     break
                 at += 2
             else:
                 return facts
     operands = tuple([one for a in node._input_nodes for one in (a.target, a.meta.get("val"))])
-    # The facts last: another thread that finds them finds what they follow from.
-    meta[_ARGS], meta[_KWARGS] = node._args, node._kwargs
-    facts = meta[_OP] = {_FROM: (node.target, meta.get("val"), operands)}
+    facts = {_FROM: (node.target, meta.get("val"), operands)}
+    meta[_OP] = (node._args, node._kwargs, facts)
     return facts
 
 
@@ -255,13 +255,13 @@ def share_facts(node: fx.Node, copy: fx.Node) -> None:
 
     `copy` has the metadata of `node`, and its arguments with operands of its own.
     """
-    copy.meta[_VALUE] = _facts_of_value(node)
-    if node.op != "call_function":
-        return
     meta = node.meta
-    if _OP not in meta or meta[_ARGS] is not node._args or meta[_KWARGS] is not node._kwargs:
-        _facts_of_op(node)
-    copy.meta[_OP], copy.meta[_ARGS], copy.meta[_KWARGS] = meta[_OP], copy._args, copy._kwargs
+    if _VALUE not in meta:
+        copy.meta[_VALUE] = _facts_of_value(node)
+    if node.op == "call_function":
+        known = meta.get(_OP)
+        is_known = known is not None and known[0] is node._args and known[1] is node._kwargs
+        copy.meta[_OP] = (copy._args, copy._kwargs, known[2] if is_known else _facts_of_op(node))  # type: ignore[index]
 
 
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:

@@ -154,11 +154,18 @@ def frozen(value: Any, of: Callable[[fx.Node], Hashable] | None = None) -> Hasha
     """An op's arguments as a key, in which `of` stands for each value; `True`, `1.0` and `1`, and both zeros, are others."""
     if isinstance(value, fx.Node):
         return value if of is None else of(value)
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
     if isinstance(value, (tuple, list)):
         return tuple([frozen(one, of) for one in value])
     if isinstance(value, (dict, Mapping)):
         return tuple((name, frozen(one, of)) for name, one in sorted(value.items()))
-    return type(value), repr(value) if isinstance(value, (float, complex, slice)) else value
+    return kind, repr(value) if isinstance(value, (float, complex, slice)) else value
+
+
+_PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device})
+"""Types of most arguments, none of which is a mapping: Python asks that of a type with a function of its own."""
 
 
 def does_work(node: fx.Node) -> bool:
@@ -200,7 +207,12 @@ def exchanges(target: torch._ops.OpOverload) -> bool:
 
 def is_wait(node: fx.Node) -> bool:
     """Whether an op waits for collectives."""
-    return is_of_ranks(node) and node.target._opname in ("wait_tensor", "wait")  # type: ignore[union-attr]
+    return is_of_ranks(node) and waits(node.target)  # type: ignore[arg-type]
+
+
+def waits(target: torch._ops.OpOverload) -> bool:
+    """`is_wait`, of an operator of ranks."""
+    return target._opname in ("wait_tensor", "wait")
 
 
 def is_collective(node: fx.Node) -> bool:
@@ -221,9 +233,10 @@ def draws_nothing(op: fx.Node) -> bool:
 def is_mutable(node: fx.Node) -> bool:
     """Whether the op writes to one of its arguments. A functionalised trace has none."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and _writes(target)
+    return isinstance(target, torch._ops.OpOverload) and writes(target)
 
 
 @once_per_operator
-def _writes(target: torch._ops.OpOverload) -> bool:
+def writes(target: torch._ops.OpOverload) -> bool:
+    """`is_mutable`, of an operator."""
     return target._schema.is_mutable

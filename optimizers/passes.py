@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
@@ -23,7 +24,7 @@ from torch import fx
 from tracefuse.optimizers.errors import PassDefect, TracefuseError
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.rewrite import mark_overwritten, returned_later
-from tracefuse.optimizers.trace import Trace, human_bytes
+from tracefuse.optimizers.trace import IsOnlyRead, Trace, human_bytes, only_read
 from tracefuse.optimizers.verify import verify
 
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -193,9 +194,15 @@ def final(trace: Trace, records: Sequence[PassRecord]) -> Trace:
 
 def until_settled(trace: Trace, decide: Decide, sweep: Callable[[fx.Graph, Decide], bool]) -> Trace:
     """A copy of `trace` after as many sweeps as change something, or `trace` itself where none does; equal decisions of later
-    sweeps are told only once."""
+    sweeps are told only once. It is copied when the first sweep comes to what it would edit."""
+    mark_overwritten(trace)
+    told: list[Decision] = []
+    with only_read(trace.graph), suppress(IsOnlyRead):
+        sweep(trace.graph, _once(told.append))
+        for decision in told:
+            decide(decision)
+        return trace
     new, tell, changed = trace.copy(), _once(decide), False
-    mark_overwritten(new)
     with returned_later(new.graph):
         while sweep(new.graph, tell):
             changed = True

@@ -27,7 +27,17 @@ from torch import fx
 from tracefuse.optimizers.facts import devices, storages, stored_bytes
 from tracefuse.optimizers.fakes.answers import yields
 from tracefuse.optimizers.ops import behind_views, is_getitem, is_named, is_random, is_returned, is_view, reached
-from tracefuse.optimizers.trace import Trace, call, fake_mode, human_bytes, is_read_late, phase, tensor_type, val
+from tracefuse.optimizers.trace import (
+    Trace,
+    begin_edit,
+    call,
+    fake_mode,
+    human_bytes,
+    is_read_late,
+    phase,
+    tensor_type,
+    val,
+)
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
@@ -70,7 +80,8 @@ def is_newly_saved(value: fx.Node) -> bool:
 def mark_overwritten(trace: Trace) -> None:
     """Note on every input (`meta["overwritten"]`) whether the forward writes a new value to its memory when it ends.
 
-    For passes, on their own copy, before the first rewrite: rewrites see nodes, and only the signature knows.
+    For passes, before the first rewrite: rewrites see nodes, and only the signature knows. It is no edit, as what is noted
+    follows from the trace.
     """
     named = {out.of for out, value in trace.output_pairs if out.kind == "mutation" and phase(value) == "forward"}
     inputs = trace.placeholders
@@ -104,6 +115,7 @@ def replace_value(old: fx.Node, new: fx.Node, may_keep: int = 0) -> str | None:
     retyped, reason = _retype(old, new)
     if reason:
         return reason
+    begin_edit(old.graph)
     _redirect(old, new)
     for node, value in retyped.items():
         node.meta["val"] = value
@@ -150,6 +162,7 @@ def replace_by(old: fx.Node, build: Callable[[], fx.Node], may_keep: int = 0) ->
     An operator that cannot take its operands, such as a view of strides that have no such view, is a reason too.
     """
     before, graph = old.prev, old.graph
+    begin_edit(graph)
     try:
         with graph.inserting_before(old):
             new = build()

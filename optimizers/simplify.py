@@ -19,24 +19,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import fx
 
 from tracefuse.optimizers.axes import RESHAPES, as_range, permutation
-from tracefuse.optimizers.facts import storage_id
+from tracefuse.optimizers.facts import once_per_value, storage_id
 from tracefuse.optimizers.ops import (
     arguments,
     aten,
+    draws,
+    exchanges,
     frozen,
-    is_collective,
     is_getitem,
-    is_mutable,
     is_named,
     is_random,
     is_view,
     once_per_operator,
+    waits,
+    writes,
 )
 from tracefuse.optimizers.passes import Decide, Decision, attempted, until_settled
 from tracefuse.optimizers.rewrite import is_newly_saved, layout, replace_under_name, replace_value
@@ -67,27 +69,25 @@ Rewrite = Same | Computed
 # --- views ------------------------------------------------------------------------------------------------------------
 
 
-def is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one memory read the same elements in the same order."""
-    if a.shape != b.shape or layout(a) != layout(b) or a.storage_offset() != b.storage_offset():
-        return False
-    same_memory = storage_id(a) == storage_id(b)
-    return same_memory and (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
+@once_per_value
+def shown(value: Any) -> Hashable | None:
+    """What a tensor shows of its memory, equal for two of one memory that read the same elements in the same order."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return storage_id(value), value.storage_offset(), *layout(value), value.is_conj(), value.is_neg()
 
 
 def ancestors(node: fx.Node) -> Iterator[fx.Node]:
-    """The tensors that `node` is a view of, nearest first."""
+    """The values that `node` is a view of, nearest first."""
     while is_view(node) and (args := node.args) and isinstance(args[0], fx.Node):
         node = args[0]
-        if isinstance(val(node), torch.Tensor):
-            yield node
+        yield node
 
 
 def view_of_itself(node: fx.Node) -> Rewrite | None:
-    if not is_view(node) or not isinstance(val(node), torch.Tensor):
+    if not is_view(node) or (own := shown(node)) is None:
         return None
-    value = val(node)
-    same = [a for a in ancestors(node) if is_same_view(value, val(a))]
+    same = [a for a in ancestors(node) if shown(a) == own]
     return Same(same[-1], f"reads the same elements as {same[-1].name}") if same else None
 
 
@@ -251,12 +251,20 @@ ONLY_FOR: dict[Any, Collection[Any]] = {
 """The operators that a rule is for, where it is for some only."""
 
 
+class _Rules(NamedTuple):
+    """The rules for an operator, and whether what they say of an op follows from what it is computed from."""
+
+    rules: tuple[Callable[[fx.Node], Rewrite | None], ...]
+    are_settled: bool
+
+
 @once_per_operator
-def _rules_of(target: torch._ops.OpOverload) -> tuple[Callable[[fx.Node], Rewrite | None], ...]:
-    return tuple(rule for rule in RULES if rule not in ONLY_FOR or target in ONLY_FOR[rule])
+def _rules_of(target: torch._ops.OpOverload) -> _Rules:
+    rules = tuple(rule for rule in RULES if rule not in ONLY_FOR or target in ONLY_FOR[rule])
+    return _Rules(rules, not any(rule in ASKS_READERS for rule in rules))
 
 
-_RULES_OF_OTHERS = tuple(rule for rule in RULES if rule not in ONLY_FOR)
+_RULES_OF_OTHERS = _Rules(tuple(rule for rule in RULES if rule not in ONLY_FOR), True)
 """Those for parts of several results, and kernels."""
 
 
@@ -272,10 +280,24 @@ def expression(node: fx.Node) -> Hashable | None:
     would live longer, and could not be taken back. So do states that an optimizer's first step fills, which it then writes
     over where they are.
     """
-    is_apart = is_random(node) or is_mutable(node) or is_collective(node) or recomputes(node)
-    if is_apart or (node.target in _FILLS and phase(node) == "update"):
+    target, now = node.target, phase(node)
+    if isinstance(target, torch._ops.OpOverload):
+        is_apart, is_fill = _is_apart(target)
+        if is_apart or (is_fill and now == "update"):
+            return None
+        target = id(target)  # torch hashes an operator in Python
+    elif is_random(node):  # a part of what it yields
         return None
-    return phase(node), node.target, frozen(node.args), frozen(node.kwargs) if node.kwargs else ()
+    if recomputes(node):
+        return None
+    return now, target, frozen(node._args), frozen(node._kwargs) if node._kwargs else ()
+
+
+@once_per_operator
+def _is_apart(target: torch._ops.OpOverload) -> tuple[bool, bool]:
+    """Whether ops of an operator are never merged, and whether they are not in an update."""
+    is_collective = exchanges(target) and not waits(target)
+    return draws(target) or writes(target) or is_collective, target in _FILLS
 
 
 # --- the pass ---------------------------------------------------------------------------------------------------------
@@ -323,8 +345,8 @@ class _Sweeps:
 
     def _rewrites(self, node: fx.Node, seen: dict[Hashable, fx.Node], decide: Decide) -> bool:
         """Rewrite one op by the first rule that can. Returns whether there is one."""
-        rules = _rules_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else _RULES_OF_OTHERS
-        is_settled = not any(rule in ASKS_READERS for rule in rules)
+        is_call = isinstance(node.target, torch._ops.OpOverload)
+        rules, is_settled = _rules_of(node.target) if is_call else _RULES_OF_OTHERS  # type: ignore[arg-type]
         for rule in rules:
             if (rewrite := rule(node)) is not None:
                 is_settled = False

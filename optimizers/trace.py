@@ -17,7 +17,10 @@ here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -142,18 +145,24 @@ class Trace:
         """A trace with a graph of its own. Names and metadata are kept; the `FakeTensor`s are shared.
 
         No new value takes the name of one that is gone, so that a name says the same in all traces of a program. Private:
-        `Graph._graph_namespace._used_names` and `_find_nodes_lookup_table`, seen on torch 2.11, 2.13 and 2.15.
+        `Graph._graph_namespace` with its `_used_names`, `_base_count` and `_obj_to_name`, and `_find_nodes_lookup_table`, seen
+        on torch 2.13.
         """
         graph = fx.Graph()
         new: dict[fx.Node, fx.Node] = {}
-        alike: dict[tuple[str, int], list[fx.Node]] = {}
+        alike: defaultdict[int, list[fx.Node]] = defaultdict(list)
         for node in self.graph.nodes:
-            new[node] = copy = _copied(graph, node, new)
-            alike.setdefault((node.op, id(node.target)), []).append(copy)
+            new[node] = copy = _copied(graph, node, new, node.name)
+            alike[id(node.target)].append(copy)
         table = graph._find_nodes_lookup_table
         for copies in alike.values():  # torch hashes an operator in Python
             table.table[table._key(copies[0])].update(dict.fromkeys(copies))
-        graph._graph_namespace._used_names |= self.graph._graph_namespace._used_names
+        space = graph._graph_namespace
+        space._obj_to_name.update({copy: copy.name for copy in new.values()})
+        for base, _, number in [copy.name.rpartition("_") for copy in new.values()]:
+            if number.isdecimal():
+                space._base_count[base] = int(number)
+        space._used_names |= self.graph._graph_namespace._used_names
         return replace(self, graph=graph, _cache={})
 
     def with_outputs(self, pairs: Sequence[tuple[Output, fx.Node]]) -> Trace:
@@ -305,24 +314,11 @@ def call(like: fx.Node, target: Callable[..., Any], *args: Any, name: str | None
 
 
 def copy_node(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """Append `node`, of another graph, to `graph`: same name and metadata, each operand `a` replaced by `new[a]`."""
-    copy = _copied(graph, node, new)
-    graph._find_nodes_lookup_table.insert(copy)
-    return copy
+    """Append `node`, of another graph, to `graph`: same name and metadata, each operand `a` replaced by `new[a]`.
 
-
-def _copied(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """`copy_node`, but for the table in which the graph finds ops by their operators.
-
-    It does what `Graph.create_node` does, but for what a copy need not: it does not search the operands for symbolic numbers,
-    and looks for another name only where this one is taken. Private: `Graph._insert`, `_len`, `_graph_namespace` and
-    `Node._args` and `_kwargs`, seen on torch 2.13.
+    It looks for another name only where this one is taken. Private: as in `Trace.copy`.
     """
-    args, kwargs, name, space = node._args, node._kwargs, node.name, graph._graph_namespace
-    if args:
-        args = fx.node.map_arg(args, new.__getitem__)
-    if kwargs:
-        kwargs = fx.node.map_arg(kwargs, new.__getitem__)
+    name, space = node.name, graph._graph_namespace
     if name in space._used_names:
         name = space.create_name(name, None)
     else:
@@ -330,11 +326,27 @@ def _copied(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> f
         base, _, number = name.rpartition("_")
         if number.isdecimal():
             space._base_count[base] = int(number)
-    copy = fx.Node(graph, name, node.op, node.target, args, kwargs, node.type)
+    copy = _copied(graph, node, new, name)
     space.associate_name_with_obj(name, copy)
+    graph._find_nodes_lookup_table.insert(copy)
+    return copy
+
+
+def _copied(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node], name: str) -> fx.Node:
+    """`copy_node`, but that neither the graph's names nor the table in which it finds ops by their operators know the copy.
+
+    It does what `Graph.create_node` does, but for what a copy need not: it does not search the operands for symbolic numbers.
+    Private: `Graph._insert` and `_len`, `Node._args` and `_kwargs`, seen on torch 2.13.
+    """
+    args, kwargs = node._args, node._kwargs
+    if args:
+        args = fx.node.map_arg(args, new.__getitem__)
+    if kwargs:
+        kwargs = fx.node.map_arg(kwargs, new.__getitem__)
+    copy = fx.Node(graph, name, node.op, node.target, args, kwargs, node.type)
     graph._insert(copy)
     graph._len += 1
-    copy.meta.update(node.meta)
+    copy.meta = node.meta.copy()
     share_facts(node, copy)
     return copy
 
@@ -342,7 +354,7 @@ def _copied(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> f
 def create_op(graph: fx.Graph, target: Any, args: Any, kwargs: Any, name: str) -> fx.Node:
     """`graph.create_node`, but that it does not search the operands, of another op or of one that ran, for symbolic numbers.
 
-    Private: as in `_copied`, and `_find_nodes_lookup_table`, seen on torch 2.13.
+    Private: as in `_copied` and `Trace.copy`.
     """
     space = graph._graph_namespace
     name = space.create_name(name, None)
@@ -352,6 +364,29 @@ def create_op(graph: fx.Graph, target: Any, args: Any, kwargs: Any, name: str) -
     graph._find_nodes_lookup_table.insert(node)
     graph._len += 1
     return node
+
+
+class IsOnlyRead(Exception):
+    """An edit of a graph that is only read."""
+
+
+_only_read: ContextVar[fx.Graph | None] = ContextVar("only_read", default=None)
+
+
+@contextmanager
+def only_read(graph: fx.Graph) -> Iterator[None]:
+    """Inside, a rewrite of the graph (`optimizers.rewrite`) and dead code in it raise `IsOnlyRead` before they change it."""
+    token = _only_read.set(graph)
+    try:
+        yield
+    finally:
+        _only_read.reset(token)
+
+
+def begin_edit(graph: fx.Graph) -> None:
+    """Raise `IsOnlyRead` if the graph is."""
+    if _only_read.get() is graph:
+        raise IsOnlyRead
 
 
 def has_unread(graph: fx.Graph) -> bool:
@@ -372,6 +407,7 @@ def eliminate_dead_code(graph: fx.Graph) -> list[str]:
             continue
         draws = not is_getitem(node) and is_random(node)
         if not node.users and not is_mutable(node) and not (draws and draws_later):
+            begin_edit(graph)
             dead.append(node.name)
             graph.erase_node(node)
         elif draws:

@@ -13,6 +13,7 @@ Private names, seen on torch 2.11, 2.13 and 2.15: `torch._C.DispatchKey`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +21,10 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tracefuse.optimizers.errors import TracefuseError
-from tracefuse.optimizers.facts import once_per_kind, once_per_op, once_per_value, storages, tensors_in
+from tracefuse.optimizers.facts import once_per_value, storage_id, storages, tensors_in
 from tracefuse.optimizers.ops import is_getitem, is_mutable, is_view, read_by
 from tracefuse.optimizers.render import render_op
-from tracefuse.optimizers.trace import Trace, origin, phase
+from tracefuse.optimizers.trace import Trace, origin
 
 CONTEXT_OPS = 5
 
@@ -35,41 +36,56 @@ class VerifyError(TracefuseError):
 def verify(trace: Trace) -> None:
     """Raise `VerifyError` unless `trace` keeps all the rules above."""
     _check_signature(trace)
+    _check_names(trace)
     seen: set[fx.Node] = set()
-    names: set[str] = set()
     modes: set[int] = set()
     owners: dict[int, fx.Node] = {}
     late: set[fx.Node] = set()
-    backward_began = False
-    for node in trace.graph.nodes:
-        is_op, now = node.op == "call_function", phase(node)
-        problem = _problem(node, seen, names)
-        if problem is None and is_op:
-            own = _own(node)
-            if own.is_wrong:
-                problem = _own_problem(node)
-            if late and now == "forward":
-                problem = problem or _late_problem(node, late, backward_began)
-            if own.makes:
-                problem = problem or _shared_problem(node, own.makes, owners)
-            modes.update(own.modes)
-            backward_began = backward_began or now == "backward"
-        else:
-            modes.update(_modes(node))
+    began = False
+    for node in trace.graph.nodes:  # nothing here is asked of each op but what must be
+        operands, is_op, now = read_by(node), node.op == "call_function", node.meta.get("phase", "forward")
+        lies = _lies(node)
+        modes |= lies.modes
+        problem = None
+        if not seen.issuperset(operands):
+            problem = f"reads {', '.join(a.name for a in operands if a not in seen)} before it is defined"
+        elif not is_op:
+            problem = _input_problem(node)
+        elif not lies.modes and "val" not in node.meta:
+            problem = "has no FakeTensor in meta['val']"
+        elif is_mutable(node):
+            problem = "writes to its arguments: traces are functional"
+        elif now == "forward" and (began or not late.isdisjoint(operands)):
+            problem = _late_problem(node, late)
+        elif not (is_view(node) or is_getitem(node)):
+            if not owners.keys().isdisjoint(lies.memories):
+                problem = _shared_problem(node, lies.memories, owners)
+            owners.update(dict.fromkeys(lies.memories, node))
+        elif not any(lies.memories <= _lies(one).memories for one in operands):
+            problem = _view_problem(node)
         if problem is None and len(modes) > 1:
             problem = "its FakeTensor belongs to another FakeTensorMode than the values before it"
         if problem is not None:
             raise VerifyError(_report(trace, node, problem))
         seen.add(node)
-        names.add(node.name)
         if now == "backward":
             late.add(node)
+            began |= is_op
+
+
+class _Lies(NamedTuple):
+    """Where a value lies: the ids of the modes that its tensors belong to, and so keep alive, and of the memory that they are
+    in, none where they have no elements."""
+
+    modes: frozenset[int]
+    memories: frozenset[int]
 
 
 @once_per_value
-def _modes(value: Any) -> tuple[int, ...]:
-    """Ids of the modes that the value's tensors belong to, and so keep alive."""
-    return tuple(id(t.fake_mode) for t in tensors_in(value))
+def _lies(value: Any) -> _Lies:
+    found = tensors_in(value)
+    memories = map(storage_id, found) if any(tensor.numel() for tensor in found) else ()
+    return _Lies(frozenset(id(tensor.fake_mode) for tensor in found), frozenset(memories))  # type: ignore[attr-defined]
 
 
 def _check_signature(trace: Trace) -> None:
@@ -87,83 +103,49 @@ def _check_signature(trace: Trace) -> None:
             raise VerifyError(f"output {out.kind} of {out.of!r}: there is no such input")
 
 
-def _problem(node: fx.Node, seen: set[fx.Node], names: set[str]) -> str | None:
-    operands = read_by(node)
-    if not seen.issuperset(operands):
-        return f"reads {', '.join(a.name for a in operands if a not in seen)} before it is defined"
-    if node.op == "output":
-        return None
-    if node.op not in ("placeholder", "call_function"):
+def _check_names(trace: Trace) -> None:
+    nodes = [node for node in trace.graph.nodes if node.op != "output"]
+    names = {node.name: node for node in nodes}
+    if len(names) < len(nodes) or not all(map(str.isidentifier, names)):
+        known: set[str] = set()
+        node = next(n for n in nodes if not n.name.isidentifier() or n.name in known or known.add(n.name))
+        raise VerifyError(_report(trace, node, f"the name {node.name!r} is no fresh identifier"))
+
+
+def _input_problem(node: fx.Node) -> str | None:
+    """What is wrong with what is no call of an operator."""
+    if node.op not in ("placeholder", "output"):
         return f"{node.op} is no op of a trace"
-    if not node.name.isidentifier() or node.name in names:
-        return f"the name {node.name!r} is no fresh identifier"
-    if "val" not in node.meta:
-        return "has no FakeTensor in meta['val']"
-    if node.op == "placeholder" and not isinstance(node.meta["val"], torch.Tensor):
-        return f"is an input of type {type(node.meta['val']).__name__}, not a tensor"
+    if node.op == "placeholder" and not isinstance(node.meta.get("val"), torch.Tensor):
+        return f"is an input of type {type(node.meta.get('val')).__name__}, not a tensor"
     return None
 
 
-def _late_problem(node: fx.Node, late: set[fx.Node], backward_began: bool) -> str | None:
+def _late_problem(node: fx.Node, late: set[fx.Node]) -> str:
     """What is wrong with a forward op that comes after the values `late` of the backward."""
-    if not late.isdisjoint(read_by(node)):
-        names = ", ".join(a.name for a in node.all_input_nodes if a in late)
-        return f"is a forward op that reads the backward value {names}"
-    return "a forward op stands after the backward has begun" if backward_began else None
+    names = ", ".join(a.name for a in node.all_input_nodes if a in late)
+    return (
+        f"is a forward op that reads the backward value {names}"
+        if names
+        else ("a forward op stands after the backward has begun")
+    )
 
 
-class _Own(NamedTuple):
-    """What an op is by itself: whether something is wrong with it, the modes of its FakeTensors, the memory that it makes."""
-
-    is_wrong: bool
-    modes: tuple[int, ...]
-    makes: tuple[int, ...]
-
-
-@once_per_op
-def _own(node: fx.Node) -> _Own:
-    return _Own(_is_wrong(node), _modes(node), tuple(storages(node)) if _makes_memory(node) else ())
-
-
-@once_per_kind
-def _is_wrong(node: fx.Node) -> bool:
-    return _own_problem(node) is not None
-
-
-@once_per_kind
-def _makes_memory(node: fx.Node) -> bool:
-    return not (is_getitem(node) or is_view(node) or _holds_nothing(node))
-
-
-def _own_problem(node: fx.Node) -> str | None:
-    if is_mutable(node):
-        return "writes to its arguments: traces are functional"
-    mine, shows = storages(node).keys(), is_getitem(node) or is_view(node)
-    if not shows or _holds_nothing(node) or any(mine <= storages(one).keys() for one in read_by(node)):
-        return None
-    if _may_copy(node.target):
+def _view_problem(node: fx.Node) -> str | None:
+    """What is wrong with a view, or a part of several results, that does not lie in memory of its operands."""
+    if not _lies(node).memories or _may_copy(node.target):
         return None
     names = ", ".join(one.name for one in node.all_input_nodes)
     return f"its FakeTensor lies elsewhere than {names}, where it should: have `refresh_views` type it anew"
 
 
-def _holds_nothing(node: fx.Node) -> bool:
-    """Whether the op's tensors have no elements, so that they lie nowhere."""
-    return not any(tensor.numel() for tensor in tensors_in(node.meta["val"]))
-
-
-def _shared_problem(node: fx.Node, makes: tuple[int, ...], owners: dict[int, fx.Node]) -> str | None:
-    """What is wrong with the memory that an op makes; `owners` are the values that made the memory so far."""
+def _shared_problem(node: fx.Node, makes: Iterable[int], owners: dict[int, fx.Node]) -> str | None:
+    """What is wrong with an op that yields memory which others made before; `owners` are the values that made it."""
     taken = [memory for memory in makes if memory in owners]
-    owner = owners[taken[0]] if taken else node
-    for memory in makes:
-        owners[memory] = node
-    if not taken:
-        return None
     given = {memory for operand in node.all_input_nodes for memory in storages(operand)}
     if _may_return_operand(node.target) and given.issuperset(taken):
         return None
-    return f"is no view, and its FakeTensor lies in the memory of {owner.name}"
+    return f"is no view, and its FakeTensor lies in the memory of {owners[taken[0]].name}"
 
 
 @functools.cache

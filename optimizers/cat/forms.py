@@ -53,7 +53,7 @@ def flatten(cat: fx.Node, decide: Decide) -> bool:
 
 def _why_nested(inner: fx.Node, cat: fx.Node) -> str | None:
     """Why `inner`, an operand of `cat` along the same axis, stays; None if it can go."""
-    others = [user for user in inner.users if user is not cat]
+    others = [user for user in sorted(inner.users) if user is not cat]
     if others:
         return f"{others[0].name} reads it too"
     if phase(inner) != phase(cat):

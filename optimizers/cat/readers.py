@@ -88,7 +88,7 @@ def _sum_of_sums(node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node:
 
 def tell_readers(cat: fx.Node, decide: Decide) -> bool:
     """Tell why readers that no rule is for take a concatenation whole. Returns False: nothing is replaced."""
-    for user in cat.users:
+    for user in sorted(cat.users):
         if user.target in MATMULS:
             why = "one for each part would write as many bytes in more launches"
             decide(Decision(cat.name, "kept", f"{_reader(user)} multiplies it whole: {why}"))

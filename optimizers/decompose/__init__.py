@@ -59,9 +59,9 @@ class Decompose:
         new, rows = trace.copy(), Rows()
         mark_overwritten(new)
         # What a backward read, a `reserve` of cuDNN's among it, is known to be read no more when its forward has its turn.
-        others = {node.target for node in concerned} - NORMS.keys()
-        for targets in (BACKWARDS, FORWARDS, others):
-            for node in [n for n in new.ops if _is_concerned(n) and n.target in targets]:
+        found = {node.target for node in concerned}
+        for targets in (found & BACKWARDS, found & FORWARDS, found - NORMS.keys()):
+            for node in [n for n in new.ops if _is_concerned(n) and n.target in targets] if targets else ():
                 if node.users and (rule := _rule(node)) is not None:
                     name, (result, rewrite) = node.name, rule
                     reason = rewrite(node, rows)

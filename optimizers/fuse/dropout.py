@@ -31,10 +31,12 @@ from tracefuse.optimizers.trace import call, origin, phase, set_origin, tensors,
 
 FROM_THE_CPU = "the CPU's random numbers come in order from one Mersenne Twister, which no kernel can enter midway"
 
+_DROPOUT = aten.native_dropout.default
+
 
 def dropouts(graph: fx.Graph) -> list[fx.Node]:
     """The dropouts of a graph, in order."""
-    return [n for n in graph.nodes if n.target is aten.native_dropout.default]
+    return [n for n in graph.nodes if n.target is _DROPOUT]
 
 
 def refusal(node: fx.Node) -> str | None:

@@ -34,6 +34,8 @@ from tracefuse.optimizers.ops import aten, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes, phase, val
 
+_ADD = aten.add.Tensor
+
 SHORTEST = 8
 WAITING = 16
 WORTH = 8
@@ -80,7 +82,7 @@ def _sums(graph: fx.Graph, fusible: set[fx.Node]) -> dict[fx.Node, _Sum]:
     """The sums of two operands or more, by their last add."""
     sums: dict[fx.Node, _Sum] = {}
     for node in graph.nodes:
-        if node in fusible and _is_plain_add(node):
+        if node.target is _ADD and node in fusible and _is_plain_add(node):
             first, second = (a if _continues(a, node, sums) else None for a in node.args)
             # Addition commutes: where one operand is a sum, the other is added to it, as ATen did.
             order = node.args if first is not None or second is None else node.args[::-1]
@@ -104,7 +106,7 @@ def _continues(operand: Any, add: fx.Node, sums: dict[fx.Node, _Sum]) -> bool:
 
 
 def _is_plain_add(node: fx.Node) -> bool:
-    if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
+    if node.kwargs.get("alpha", 1) != 1:
         return False
     types = {_summed_type(n) if isinstance(n, fx.Node) else None for n in (node, *node.args)}
     return len(types) == 1 and None not in types

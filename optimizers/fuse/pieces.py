@@ -17,7 +17,7 @@ from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.fuse.order import UnitOrder
-from tracefuse.optimizers.fuse.rebuild import Carved
+from tracefuse.optimizers.fuse.rebuild import Carved, last_of
 from tracefuse.optimizers.fuse.regions import Sizes, loops_of
 from tracefuse.optimizers.fuse.remaking import reads_of
 from tracefuse.optimizers.fuse.repeats import repeated_nbytes
@@ -124,8 +124,8 @@ def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node,
     for keeps_order in (is_random, is_collective):
         for earlier, later in itertools.pairwise(one for one in needs if isinstance(one, fx.Node) and keeps_order(one)):
             needs[later].add(earlier)
-    values = {unit: unit.outputs if isinstance(unit, Piece) else (unit,) for unit in needs}
-    return UnitOrder(needs, lambda unit: max(position[n] for n in values[unit]))
+    places = {unit: last_of(unit.outputs if isinstance(unit, Piece) else (unit,), position) for unit in needs}
+    return UnitOrder(needs, places.__getitem__)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -88,11 +88,13 @@ def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> UnitOrder[_Unit
     for ordered in (draws, [n for n in graph.nodes if is_collective(n) and n in needs]):
         for earlier, later in itertools.pairwise(ordered):
             needs[later].add(earlier)
-    return UnitOrder(needs, lambda unit: max(position[n] for n in _values(unit)))
+    places = {unit: last_of(unit.outputs if isinstance(unit, Carved) else (unit,), position) for unit in needs}
+    return UnitOrder(needs, places.__getitem__)
 
 
-def _values(unit: _Unit) -> tuple[fx.Node, ...]:
-    return unit.outputs if isinstance(unit, Carved) else (unit,)
+def last_of(values: Sequence[fx.Node], position: Mapping[fx.Node, int]) -> int:
+    """The place of the last of the values that a unit yields."""
+    return max(map(position.__getitem__, values)) if len(values) > 1 else position[values[0]]
 
 
 def _is_op(unit: _Unit) -> bool:
@@ -121,15 +123,32 @@ def _insert(graph: fx.Graph, one: Carved, new: dict[fx.Node, fx.Node]) -> None:
 
 def _share_views(graph: fx.Graph) -> None:
     """Let the backward read the forward's views of values that the program makes, instead of taking the same ones again."""
-    taken: dict[Hashable, fx.Node] = {}
-    for node in [one for one in graph.nodes if _is_handed_over(one)]:
-        if phase(node) == "forward":
-            taken.setdefault(_call(node), node)
-        elif not is_returned(node) and (same := taken.get(_call(node))):
+    taken: dict[fx.Node, dict[Hashable, fx.Node]] = {}
+    for node in [one for one in graph.nodes if phase(one) == "backward" and _is_handed_over(one)]:
+        shown = _shown(node)
+        if shown not in taken:
+            taken[shown] = _taken_forward(shown)
+        if not is_returned(node) and (same := taken[shown].get(_call(node))):
             node.replace_all_uses_with(same)
     for node in reversed(graph.nodes):
-        if is_view(node) and not node.users:
+        if not node.users and is_view(node):
             graph.erase_node(node)
+
+
+def _shown(node: fx.Node) -> fx.Node:
+    """What a view is taken of, by one op or as a part of what one yields."""
+    operand: fx.Node = node.args[0]  # type: ignore[assignment]
+    return operand.args[0] if is_getitem(node) else operand  # type: ignore[return-value]
+
+
+def _taken_forward(value: fx.Node) -> dict[Hashable, fx.Node]:
+    """The views that the forward takes of a value, the first of equal ones."""
+    direct = [one for one in value.users if phase(one) == "forward"]
+    views = [*direct, *(part for one in direct for part in one.users if is_getitem(part) and phase(part) == "forward")]
+    found: dict[Hashable, fx.Node] = {}
+    for view in sorted(filter(_is_handed_over, views)):
+        found.setdefault(_call(view), view)
+    return found
 
 
 def _is_handed_over(node: fx.Node) -> bool:
@@ -146,6 +165,6 @@ def _is_handed_over(node: fx.Node) -> bool:
 
 def _call(node: fx.Node) -> Hashable:
     """What a view is of what: a key that is the same for the same view. A part is one of a call, of which there may be two."""
-    operand = node.args[0]
-    part_of = _call if is_getitem(node) and is_view(operand) else None  # type: ignore[arg-type]
-    return node.target, frozen((node.args, node.kwargs), part_of)
+    operand, *others = node.args
+    shown = _call(operand) if is_getitem(node) and is_view(operand) else operand  # type: ignore[arg-type]
+    return id(node.target), shown, frozen(others), frozen(node.kwargs) if node.kwargs else ()

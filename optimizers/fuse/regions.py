@@ -110,7 +110,12 @@ def _is_border(node: fx.Node) -> bool:
 
 def _links(node: fx.Node, operands: Iterable[fx.Node], region_of: dict[fx.Node, Region]) -> list[fx.Node]:
     """The operands whose region `node` may join: a copy for a reader only that of another such copy."""
-    found = [a for a in operands if (region := region_of.get(a)) and _may_join(node, region)]
+    now, device = phase(node), _device(node)
+    found = [
+        a
+        for a in operands
+        if (region := region_of.get(a)) and region.phase == now and (region.device is None or region.device == device)
+    ]
     return [a for a in found if is_for_reader(a)] if found and is_for_reader(node) else found
 
 
@@ -188,7 +193,7 @@ def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[
         return False
     value = node.meta["val"]
     is_after = any(not r.after.isdisjoint(operands) for r in near)
-    if node.target in WINDOW_OPS and not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) and node.target in WINDOW_OPS:
         value = value[0]  # A pool and its parts are in one region: it joins where they can.
     if not isinstance(value, torch.Tensor):
         return not is_after
