@@ -46,7 +46,7 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.remaking import nbytes_read
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
-from tracefuse.optimizers.ops import behind_views, is_view, reached
+from tracefuse.optimizers.ops import behind_views, does_work, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.mincut import Edge, min_cut
@@ -70,13 +70,18 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
     again = {region: choose(borders, region, weight, longest) for region in borders.reading}
     for decision in _explain(borders, again):
         decide(decision)
-    copies = _copy(borders, again)
-    if not compute_from_what_is_read(trace, {**borders.region_of, **copies}, decide) and not copies:
+    region_of = _copy(borders, again)
+    copies = [*region_of, *compute_from_what_is_read(trace, {**borders.region_of, **region_of}, decide)]
+    if not copies:
         return False
     eliminate_dead_code(trace.graph)
-    refresh_views(trace.graph)
+    refresh_views(trace.graph, reached(copies, _views_of))
     just_in_time(trace.graph, {n for n in trace.ops if recomputes(n)})
     return True
+
+
+def _views_of(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if user.op == "call_function" and not does_work(user)]
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
@@ -87,14 +92,14 @@ def choose(borders: Borders, region: int, weight: float, longest: float) -> list
     wanted = [value for value in borders.reading[region] if not borders.is_stored(value)]
     behind = sorted(reached(wanted, lambda n: _operands(borders, n)), key=borders.position.__getitem__)
     if ends := _chain_ends(borders, wanted, behind, longest):
-        borders.stored |= dict.fromkeys(ends, f"it ends a chain of {longest:g} ops that are computed again")
         for value in ends:
+            borders.store(value, f"it ends a chain of {longest:g} ops that are computed again")
             borders.keep(value, math.inf)
         return choose(borders, region, weight, longest)
     weights = {node: weigh(borders, node, region, weight) for node in behind}
     again, read = (_cut_of_tree if _is_tree(borders, wanted, behind) else _cut)(borders, wanted, weights)
     for root in map(behind_views, read):
-        borders.stored.setdefault(root, _LEAST)
+        borders.store(root, _LEAST)
         borders.keep(root, borders.runs_at[region])
     return _working(again, borders.position)
 
@@ -157,19 +162,20 @@ def _chain_ends(borders: Borders, wanted: list[fx.Node], behind: list[fx.Node], 
 
 def _is_open(borders: Borders, node: fx.Node) -> bool:
     """Whether the region may compute `node` itself."""
-    return node in borders.copyable and borders.memory[node] not in borders.stored
+    return borders.is_copyable(node) and not borders.is_stored(node)
 
 
 def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
     """Bytes times factor of reading `node` from memory; infinite for a view of what is not there."""
-    root = borders.memory[node]
+    root = behind_views(node)
     if is_constant(root):
         return 0.0
-    if is_view(node) and not borders.is_stored(node):
+    is_stored = borders.why_stored(root) is not None
+    if is_view(node) and not is_stored:
         return math.inf
     size = nbytes_read(node)
-    if root not in borders.stored:
-        is_there = root in borders.crossing and borders.region_of[root] not in borders.idle
+    if not is_stored:
+        is_there = root in borders.crossing and not borders.is_idle(borders.region_of[root])
         return size * (1.0 if is_there else 2.0)
     if root in borders.outside[region]:
         return 0.0
@@ -209,7 +215,7 @@ def _copy(borders: Borders, again: dict[int, list[fx.Node]]) -> dict[fx.Node, in
 def _explain(borders: Borders, again: dict[int, list[fx.Node]]) -> Iterator[Decision]:
     """One decision for each value that would be written only for other regions, in the order of the trace."""
     inside = {region: set(nodes) for region, nodes in again.items()}
-    for value in sorted(borders.chosen, key=borders.position.__getitem__):
+    for value in sorted(filter(borders.only_crosses, borders.crossing), key=borders.position.__getitem__):
         regions = borders.crossing[value]
         copying = [region for region in regions if value in inside[region]]
         if not copying:
@@ -236,4 +242,4 @@ def _sources(value: fx.Node, mine: set[fx.Node]) -> list[fx.Node]:
 def _why_written(borders: Borders, value: fx.Node) -> str:
     count = len(borders.crossing[value])
     read = f"read from memory by {count} other region{'s' * (count > 1)}"
-    return f"{read}: {borders.stored[value]}"
+    return f"{read}: {borders.why_stored(value)}"

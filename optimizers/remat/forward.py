@@ -19,15 +19,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, touched_nbytes
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.formulas.windows import ADAPTIVE_MAXIMUM, MAXIMUM
 from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.regions import agree, loops_of
 from tracefuse.optimizers.kernels.fusible import refusal
+from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import (
     aten,
     behind_views,
@@ -43,8 +46,34 @@ from tracefuse.optimizers.ops import (
     read_by,
 )
 from tracefuse.optimizers.remat.options import RematOptions
+from tracefuse.optimizers.remat.schedule import expose_products, forget, is_dropout
 from tracefuse.optimizers.rewrite import views_of
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase
+from tracefuse.optimizers.trace import Trace, has_unread, human_bytes, nbytes, phase, recomputes
+
+
+@dataclass(frozen=True)
+class Start:
+    """What all choices for a trace start from: the program as it is if it recomputes nothing.
+
+    In `trace`, which nobody edits, results of dropouts are products where that is possible; it `has_products` then. `saved`
+    are the bytes that the forward keeps without them. `is_given` says whether the program was given as it is.
+    """
+
+    trace: Trace
+    forward: Forward
+    saved: int
+    has_products: bool
+    is_given: bool
+
+
+@once_per_trace
+def start_of(trace: Trace) -> Start:
+    is_given = not any(map(recomputes, trace.ops))
+    is_ready = is_given and not has_unread(trace.graph) and not any(map(is_dropout, trace.ops))
+    start = trace if is_ready else forget(trace)
+    is_given = is_given and len(start.ops) == len(trace.ops)
+    saved, products = saved_bytes(start), expose_products(start.graph)
+    return Start(start, Forward(start), saved, bool(products), is_given)
 
 
 class Forward:
@@ -69,7 +98,8 @@ class Forward:
         pairs = [(out, node) for out, node in trace.output_pairs if node in self.index]
         self.gradients = {n for out, n in trace.output_pairs if out.kind == "gradient"}
         self.results = {node for out, node in pairs if out.kind != "gradient"}
-        self.read = {n for n in self.nodes if n in self.gradients or any(self._in_backward(u) for u in n.users)}
+        self._readers = {n: [u for u in n.users if u in self.index] for n in self.nodes}
+        self.read = {n for n in self.nodes if n in self.gradients or self._is_read_late(n)}
         self.checkpointed = dropped(trace, self.read)
         self.fused = self._fused()
         self.tied = tied_ops(self.nodes, self.fused)
@@ -79,12 +109,14 @@ class Forward:
         self.checkpointed = {n: again for n, again in self.checkpointed.items() if impossible(self, n) is None}
         self.distance = self._distances()
         self.in_memory = self._in_memory()
-        ops = [n for n in self.nodes if n.op == "call_function" and not is_view(n)]
-        self.read_from_memory = {n: reader for n in ops if (reader := self._memory_reader(n))}
+        self.read_from_memory = self._read_from_memory()
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """The readers in the forward."""
-        return [u for u in node.users if u in self.index]
+        return self._readers[node]
+
+    def _is_read_late(self, node: fx.Node) -> bool:
+        return len(node.users) > len(self._readers[node]) and any(map(self._in_backward, node.users))
 
     def _in_backward(self, user: fx.Node) -> bool:
         return user.op == "call_function" and user not in self.index
@@ -98,31 +130,40 @@ class Forward:
 
     def _stale(self, overwritten: set[str]) -> set[fx.Node]:
         stale = {n for n in self.inputs if n.name in overwritten}
-        for node in self.nodes:
+        for node in self.nodes if stale else ():
             if is_view(node) and behind_views(node) in stale:
                 stale.add(node)
         return stale
 
     def _distances(self) -> dict[fx.Node, float]:
         distance: dict[fx.Node, float] = {}
+        behind: dict[fx.Node, float] = {}  # As seen from what it reads.
         for node in reversed(self.nodes):
-            steps = (distance[u] + does_work(u) for u in self.readers(node))
-            distance[node] = 1 if node in self.read else min(steps, default=math.inf)
+            steps = [behind[u] for u in self._readers[node]] if node not in self.read else (1,)
+            distance[node] = nearest = min(steps, default=math.inf)
+            behind[node] = nearest + does_work(node)
         return distance
 
     def _in_memory(self) -> set[fx.Node]:
         """Values that are stored for another reason than the backward."""
         # The non-fusible ops before a value: a fusible reader at a higher level cannot run in the same kernel.
         level: dict[fx.Node, int] = {}
+        below: dict[fx.Node, int] = {}  # The level of what reads it.
         for node in self.nodes:
-            sources = ((level[a], a.op == "call_function" and a not in self.fused) for a in read_by(node))
-            level[node] = max((above + ends for above, ends in sources), default=0)
+            level[node] = here = max([below[a] for a in read_by(node)], default=0)
+            below[node] = here + (node.op == "call_function" and node not in self.fused)
         latest: dict[fx.Node, float] = {}
+        reading: dict[fx.Node, float] = {}  # The latest at which a reader needs what it reads.
         for node in reversed(self.nodes):
-            works = {u: level[u] if u in self.fused else math.inf for u in self.readers(node) if does_work(u)}
-            seen = (works.get(u, latest[u]) for u in self.readers(node))
-            latest[node] = math.inf if node in self.results else max(seen, default=0)
+            seen = [reading[u] for u in self._readers[node]] if node not in self.results else (math.inf,)
+            latest[node] = last = max(seen, default=0)
+            reading[node] = (level[node] if node in self.fused else math.inf) if does_work(node) else last
         return {n for n in self.nodes if n not in self.fused or latest[n] > level[n]}
+
+    def _read_from_memory(self) -> dict[fx.Node, str]:
+        read = {behind_views(node) for node in self.read}
+        ops = [n for n in self.nodes if n in read and n.op == "call_function"]
+        return {n: reader for n in ops if (reader := self._memory_reader(n))}
 
     def _memory_reader(self, node: fx.Node) -> str | None:
         """A backward op that reads `node`, or a view of it, and cannot run in the kernel that would recompute it."""

@@ -202,8 +202,13 @@ Product = tuple[fx.Node, fx.Node, fx.Node]
 
 def expose_products(graph: fx.Graph) -> list[Product]:
     """Edit `graph` in place: the results of the forward's dropouts become products. Undone by `restore_products`."""
-    dropouts = [n for n in graph.nodes if n.target is aten.native_dropout.default and phase(n) == "forward"]
+    dropouts = [n for n in graph.nodes if is_dropout(n)]
     return [product for node in dropouts if (product := _expose(node)) is not None]
+
+
+def is_dropout(node: fx.Node) -> bool:
+    """Whether the op is a dropout of the forward."""
+    return node.target is aten.native_dropout.default and phase(node) == "forward"
 
 
 def restore_products(products: list[Product]) -> None:
