@@ -46,12 +46,12 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.remaking import nbytes_read
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
-from tracefuse.optimizers.ops import behind_views, does_work, is_view, reached
+from tracefuse.optimizers.ops import behind_views, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.mincut import Edge, min_cut
 from tracefuse.optimizers.remat.read_anyway import compute_from_what_is_read
-from tracefuse.optimizers.remat.schedule import copy_again, just_in_time
+from tracefuse.optimizers.remat.schedule import copy_again, just_in_time, views
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes, recomputes
 
@@ -74,14 +74,10 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
     copies = [*region_of, *compute_from_what_is_read(trace, {**borders.region_of, **region_of}, decide)]
     if not copies:
         return False
+    refresh_views(trace.graph, reached(copies, views))
     eliminate_dead_code(trace.graph)
-    refresh_views(trace.graph, reached(copies, _views_of))
     just_in_time(trace.graph, {n for n in trace.ops if recomputes(n)})
     return True
-
-
-def _views_of(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if user.op == "call_function" and not does_work(user)]
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------

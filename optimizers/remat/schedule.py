@@ -22,7 +22,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tracefuse.optimizers.fakes.made import fake_view, like
-from tracefuse.optimizers.ops import arguments, aten, does_work, is_getitem, read_by
+from tracefuse.optimizers.ops import arguments, aten, does_work, is_getitem, reached, read_by
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import (
     Trace,
@@ -54,7 +54,7 @@ def recompute(trace: Trace, again: Collection[fx.Node]) -> list[fx.Node]:
             copies[node] = copy_again(node, copies, phase="backward")
     _redirect(trace, copies)
     just_in_time(trace.graph, set(copies.values()))
-    _move_views(trace.graph, copies)
+    _move_views(copies)
     return list(copies.values())
 
 
@@ -95,14 +95,18 @@ def _moved(node: fx.Node, value: Any, was_of: Any) -> Any:
     return fx.node.map_aggregate(value, moved)
 
 
-def _move_views(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+def _move_views(copies: dict[fx.Node, fx.Node]) -> None:
     """Type anew, in place, the backward's views of copies, so that `storage` tells aliases again."""
     was = {copy: val(node) for node, copy in copies.items()}
-    for node in [n for n in graph.nodes if n.op == "call_function" and n not in was and not does_work(n)]:
-        source = node.all_input_nodes[0]
-        if source in was:
+    for node in reached(list(was), views):  # operands before their readers
+        if node not in was and (source := node.all_input_nodes[0]) in was:
             was[node] = val(node)
             node.meta["val"] = _moved(node, was[node], was[source])
+
+
+def views(node: fx.Node) -> list[fx.Node]:
+    """The readers of a value that only show its memory, or a part of what an op yields."""
+    return [user for user in node.users if user.op == "call_function" and not does_work(user)]
 
 
 def _redirect(trace: Trace, copies: dict[fx.Node, fx.Node]) -> None:
