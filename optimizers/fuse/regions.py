@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import once_per_value, tensors_in
+from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
 from tracefuse.optimizers.fuse.remaking import is_for_reader, reads_of, sources
 from tracefuse.optimizers.kernels.fusible import is_remade
@@ -213,9 +212,8 @@ def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[
     return own_columns is not None or value.numel() in (n_rows * n_cols, n_rows)
 
 
-@once_per_value
-def _device(value: Any) -> torch.device | None:
-    return next((t.device for t in tensors_in(value)), None)
+def _device(node: fx.Node) -> torch.device | None:
+    return next(iter(devices(node)), None)
 
 
 def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:

@@ -90,8 +90,11 @@ def bans(forward: Forward, pins: dict[fx.Node, Pin], options: RematOptions) -> d
     asked = _asked(pins)
     # What is pinned may need what a checkpoint drops, which cannot be saved: it runs again too, as in the program.
     asked |= forward.checkpointed.keys() if asked else set()
-    reasons = ((n, _ban(forward, n, pins.get(n), producer(n) in asked, options)) for n in forward.nodes)
-    banned = {node: reason for node, reason in reasons if reason is not None}
+    banned: dict[fx.Node, str] = {}
+    for node in forward.nodes:
+        reason = _ban(forward, node, pins.get(node), bool(asked) and producer(node) in asked, options)
+        if reason is not None:
+            banned[node] = reason
     return _tied_bans(forward, banned, asked) | banned
 
 
