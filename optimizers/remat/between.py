@@ -76,7 +76,7 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
         return False
     refresh_views(trace.graph, reached(copies, views))
     eliminate_dead_code(trace.graph)
-    just_in_time(trace.graph, {n for n in trace.ops if recomputes(n)})
+    just_in_time({n for n in trace.ops if recomputes(n)})
     return True
 
 

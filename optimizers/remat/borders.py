@@ -36,7 +36,9 @@ class Borders:
         self.crossing: dict[fx.Node, dict[int, None]] = {}
         self.outside: dict[int, set[fx.Node]] = {}
         for node, region in self.region_of.items():
-            self._note_operands(node, region)
+            for operand in read_by(node):
+                if self.region_of.get(operand) != region and not is_constant(operand):
+                    self._note(node, region, operand)
         self.runs_at = {region: self.position[node] for node, region in self.region_of.items()}
         self._anyway: dict[fx.Node, str | None] = {}
         self._chosen: dict[fx.Node, str] = {}
@@ -90,16 +92,12 @@ class Borders:
         ops = [node for node in self.position if node in region_of and not is_constant(node)]
         return {node: number.setdefault(region_of[node], len(number)) for node in ops}
 
-    def _note_operands(self, node: fx.Node, region: int) -> None:
-        for operand in read_by(node):
-            other = self.region_of.get(operand)
-            if other == region or is_constant(operand):
-                continue
-            memory = behind_views(operand)
-            self.outside.setdefault(region, set()).add(memory)
-            if other is not None and phase(operand) == phase(node):
-                self.reading.setdefault(region, {})[operand] = None
-                self.crossing.setdefault(memory, {})[region] = None
+    def _note(self, node: fx.Node, region: int, operand: fx.Node) -> None:
+        memory = behind_views(operand)
+        self.outside.setdefault(region, set()).add(memory)
+        if operand in self.region_of and phase(operand) == phase(node):
+            self.reading.setdefault(region, {})[operand] = None
+            self.crossing.setdefault(memory, {})[region] = None
 
     def _why_anyway(self, node: fx.Node) -> str | None:
         """Why a value is in memory whatever is chosen here; None if only regions of its own phase compute and read it."""

@@ -53,7 +53,7 @@ def recompute(trace: Trace, again: Collection[fx.Node]) -> list[fx.Node]:
         with trace.graph.inserting_after(node):
             copies[node] = copy_again(node, copies, phase="backward")
     _redirect(trace, copies)
-    just_in_time(trace.graph, set(copies.values()))
+    just_in_time(set(copies.values()))
     _move_views(copies)
     return list(copies.values())
 
@@ -168,7 +168,7 @@ def _original(graph: fx.Graph, copy: fx.Node, name: str, new: dict[fx.Node, fx.N
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def just_in_time(graph: fx.Graph, movable: Set[fx.Node]) -> None:
+def just_in_time(movable: Set[fx.Node]) -> None:
     """Move every op of `movable` (backward ops) to right before its first reader; all others keep their order.
 
     What a moved op reads moves along if it is movable too. So values that are recomputed live as short as they can, and
@@ -176,8 +176,8 @@ def just_in_time(graph: fx.Graph, movable: Set[fx.Node]) -> None:
     where the movable ops were.
     """
     placed: set[fx.Node] = set()
-    readers = [n for n in graph.nodes if n not in movable and not movable.isdisjoint(read_by(n))]
-    for node in readers:
+    readers = {user for node in movable for user in node.users if user not in movable}
+    for node in sorted(readers):
         for needed in needed_by(node, read_by, movable, placed):
             node.prepend(needed)
 
