@@ -288,10 +288,9 @@ def storages(value: Any) -> Mapping[int, int]:
     return {storage_id(t): t.untyped_storage().nbytes() for t in tensors_in(value)}
 
 
-@once_per_value
-def stored_bytes(value: Any) -> int:
+def stored_bytes(node: fx.Node) -> int:
     """Bytes of the storages that the node's values keep alive."""
-    return sum({storage_id(t): t.untyped_storage().nbytes() for t in tensors_in(value)}.values())
+    return sum(storages(node).values())
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:

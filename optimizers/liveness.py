@@ -214,7 +214,8 @@ def saved_storages(trace: Trace) -> dict[int, tuple[str, int, dict[fx.Node, None
     for node in trace.ops:
         if phase(node) == "backward":
             continue
-        readers = [u for u in node.users if u.op == "call_function" and phase(u) == "backward"]
+        # Asked of each reader of a trace: no call in Python.
+        readers = [u for u in node.users if u.meta.get("phase") == "backward" and u.op == "call_function"]
         if not (readers or node in gradients):
             continue
         for memory, count in storages(node).items():

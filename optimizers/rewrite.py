@@ -317,10 +317,10 @@ def _moves(node: fx.Node) -> bool:
     return is_getitem(node) or is_view(node)
 
 
-def refresh_views(graph: fx.Graph) -> None:
+def refresh_views(graph: fx.Graph, nodes: Iterable[fx.Node] | None = None) -> None:
     """Type anew, in place, the views, and the items of several results, whose operand came to lie in other memory, so that
-    `storages` tells aliases again."""
-    for node in graph.nodes:
+    `storages` tells aliases again: all of the graph, or of `nodes`, which are operands before their readers."""
+    for node in graph.nodes if nodes is None else nodes:
         if node.op == "call_function" and _moves(node) and not storages(node).keys() <= storages(node.args[0]).keys():
             node.meta["val"] = evaluate(graph, node.target, node.args, node.kwargs, {})
 

@@ -21,7 +21,7 @@ from torch import fx
 
 from tracefuse.optimizers.costs.alignment import UNALIGNED_SHARE, unaligned
 from tracefuse.optimizers.facts import lie_alike, once_per_kind, once_per_type, storage_id, tensors_in
-from tracefuse.optimizers.ops import is_getitem, is_random, is_view, producer
+from tracefuse.optimizers.ops import draws, is_getitem, is_view, once_per_operator, producer
 from tracefuse.optimizers.trace import tensors, val
 
 OpClass = Literal["view", "pointwise", "reduction", "random", "heavy"]
@@ -94,16 +94,19 @@ def op_class(node: fx.Node) -> OpClass:
     """The class of the op that computes `node`; a `getitem` has that of its producer."""
     if is_view(node):
         return "view"
-    if is_random(node):
+    target = producer(node).target
+    return _class_of(target) if isinstance(target, torch._ops.OpOverload) else "heavy"
+
+
+@once_per_operator
+def _class_of(target: torch._ops.OpOverload) -> OpClass:
+    """`op_class`, of an operator that yields no view."""
+    name = target.overloadpacket.__name__
+    if draws(target):
         return "random"
-    name = packet_name(node)
-    if not name:
-        return "heavy"
     if name in _REDUCTIONS:
         return "reduction"
-    if name in _POINTWISE or torch.Tag.pointwise in producer(node).target.tags:  # type: ignore[union-attr]
-        return "pointwise"
-    return "heavy"
+    return "pointwise" if name in _POINTWISE or torch.Tag.pointwise in target.tags else "heavy"
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,17 @@ from torch import fx
 from tracefuse.optimizers.kernels.fusible import is_constant, refusal
 from tracefuse.optimizers.lowering.expressions import COMPARED
 from tracefuse.optimizers.lowering.lowering import COPIES
-from tracefuse.optimizers.ops import arguments, aten, behind_views, is_getitem, is_view, once_per_operator, producer
+from tracefuse.optimizers.ops import (
+    arguments,
+    aten,
+    behind_views,
+    is_getitem,
+    is_view,
+    once_per_operator,
+    producer,
+    reached,
+    read_by,
+)
 from tracefuse.optimizers.trace import HALVES, tensors, val
 
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
@@ -46,10 +56,14 @@ def compared_values(graph: fx.Graph) -> set[fx.Node]:
 
 def _meeting(graph: fx.Graph) -> set[fx.Node]:
     """The values from which two paths lead to one comparison, to its one operand and to the other, found as bits."""
-    bits = {node: 1 << at for at, node in enumerate(n for n in graph.nodes if n.target in COMPARED)}
+    compared = (n for n in graph.nodes if isinstance(n.target, _OVERLOAD) and _compares(n.target))
+    bits = {node: 1 << at for at, node in enumerate(compared)}
+    behind = reached(bits, read_by)
     of_first, of_second = dict[fx.Node, int](), dict[fx.Node, int]()
     found = set[fx.Node]()
     for node in reversed(graph.nodes) if bits else ():
+        if node not in behind:
+            continue
         first = second = parting = 0
         for user in node.users:
             one, other = of_first.get(user, 0), of_second.get(user, 0)
@@ -97,6 +111,11 @@ def _is_choice(node: fx.Node) -> bool:
 
 
 _OVERLOAD = type(aten.add.Tensor)
+
+
+@once_per_operator
+def _compares(target: object) -> bool:
+    return target in COMPARED
 
 
 @once_per_operator

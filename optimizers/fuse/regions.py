@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import once_per_value, tensors_in
+from tracefuse.optimizers.facts import devices
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
 from tracefuse.optimizers.fuse.remaking import is_for_reader, reads_of, sources
 from tracefuse.optimizers.kernels.fusible import is_remade
@@ -76,9 +75,12 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
     region_of: dict[fx.Node, Region] = {}
     drawn = started = 0
     for node in graph.nodes:
-        operands, is_fusible = read_by(node), node in fusible
+        operands, is_fusible, deepest = read_by(node), node in fusible, 0
         links = _links(node, operands, region_of) if is_fusible else ()
-        deepest = max([depth[a] if a in links else below[a] for a in operands], default=0)
+        for operand in operands:
+            above = depth[operand] if operand in links else below[operand]
+            if above > deepest:
+                deepest = above
         is_plain = _is_plain(node)
         if not is_plain and is_random(node):
             drawn = deepest = max(deepest, drawn)
@@ -110,17 +112,16 @@ def _is_border(node: fx.Node) -> bool:
 
 def _links(node: fx.Node, operands: Iterable[fx.Node], region_of: dict[fx.Node, Region]) -> list[fx.Node]:
     """The operands whose region `node` may join: a copy for a reader only that of another such copy."""
-    now, device = phase(node), _device(node)
-    found = [
-        a
-        for a in operands
-        if (region := region_of.get(a)) and region.phase == now and (region.device is None or region.device == device)
-    ]
+    found = [a for a in operands if a in region_of]
+    if found:
+        place = phase(node), _device(node)
+        found = [a for a in found if _may_join(place, region_of[a])]
     return [a for a in found if is_for_reader(a)] if found and is_for_reader(node) else found
 
 
-def _may_join(node: fx.Node, region: Region) -> bool:
-    return region.phase == phase(node) and (region.device is None or region.device == _device(node))
+def _may_join(place: tuple[str, torch.device | None], region: Region) -> bool:
+    """Whether an op of this phase and device may be in a region."""
+    return region.phase == place[0] and (region.device is None or region.device == place[1])
 
 
 def _join(node: fx.Node, operands: Iterable[fx.Node], near: list[Region], region_of: dict[fx.Node, Region]) -> bool:
@@ -152,6 +153,8 @@ def _united(near: list[Region], region_of: dict[fx.Node, Region]) -> Region:
 def _put(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, home: Region) -> None:
     rows, columns = loops
     home.nodes[node] = None
+    if not (rows or columns or home.below or home.after):
+        return
     if rows or columns:
         home.rows, home.columns = home.rows or rows, home.columns or columns
         (home.below if rows else home.after).add(node)
@@ -185,9 +188,10 @@ def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
 
 
 def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[Region]) -> bool:
-    every = [one for one in (loops, *[(r.rows, r.columns) for r in near]) if one != NO_LOOPS]
-    if not every:
+    reducing = [r for r in near if r.rows or r.columns]
+    if loops == NO_LOOPS and not reducing:
         return True
+    every = loops, *[(r.rows, r.columns) for r in reducing]
     rows, columns = {rows for rows, _ in every if rows}, {columns for _, columns in every if columns}
     if not agree(rows, columns):
         return False
@@ -208,19 +212,18 @@ def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[
     return own_columns is not None or value.numel() in (n_rows * n_cols, n_rows)
 
 
-@once_per_value
-def _device(value: Any) -> torch.device | None:
-    return next((t.device for t in tensors_in(value)), None)
+def _device(node: fx.Node) -> torch.device | None:
+    return next(iter(devices(node)), None)
 
 
 def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
     """Move an op whose readers are all in one other region there, with what only it needs, if that reads no more bytes."""
     for node in reversed(graph.nodes):
         region = region_of.get(node)
-        target = _region_of_readers(node, region_of) if region else None
-        if region is None or target is None or target is region:
+        target = _region_of_readers(node, region, region_of) if region else None
+        if region is None or target is None or _is_anchored(node, region):
             continue
-        if _is_anchored(node, region) or not _may_join(node, target):
+        if not _may_join((phase(node), _device(node)), target):
             continue
         if is_for_reader(node):
             _move({node}, target, region_of)
@@ -229,11 +232,15 @@ def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
         _move(moved, target, region_of)
 
 
-def _region_of_readers(node: fx.Node, region_of: dict[fx.Node, Region]) -> Region | None:
-    """The one region that all readers of a value are in."""
-    users = iter(node.users)
-    home = region_of.get(next(users, node)) if node.users else None
-    return home if home and all(region_of.get(user) is home for user in users) else None
+def _region_of_readers(node: fx.Node, own: Region, region_of: dict[fx.Node, Region]) -> Region | None:
+    """The one region, not its `own`, that all readers of a value are in."""
+    found = None
+    for user in node.users:
+        home = region_of.get(user)
+        if home is None or home is own or (found is not None and home is not found):
+            return None
+        found = home
+    return found
 
 
 def _move(nodes: Iterable[fx.Node], target: Region, region_of: dict[fx.Node, Region]) -> None:

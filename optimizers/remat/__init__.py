@@ -66,7 +66,6 @@ This package never imports cat, freeze or simplify.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -76,11 +75,11 @@ from tracefuse.optimizers.passes import Decide, Decision, final, run_pipeline
 from tracefuse.optimizers.remat.between import recompute_between
 from tracefuse.optimizers.remat.budget import Budgeting
 from tracefuse.optimizers.remat.choice import Choice, choose
-from tracefuse.optimizers.remat.forward import Forward
+from tracefuse.optimizers.remat.forward import start_of
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.reasons import explain
-from tracefuse.optimizers.remat.schedule import Product, expose_products, forget, recompute, restore_products
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes, recomputes
+from tracefuse.optimizers.remat.schedule import expose_products, forget, recompute, restore_products
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes
 
 __all__ = ["Remat"]
 
@@ -99,31 +98,27 @@ class Remat(RematOptions):
         if kernels := [n for n in trace.ops if not packet_name(n)]:
             decide(Decision(kernels[0].name, "leave", "a fused kernel cannot be cut: apply remat before fuse"))
             return trace
-        new = forget(trace)
-        is_copy = len(new.ops) == len(trace.ops) and not any(map(recomputes, trace.ops))
-        before, products = saved_bytes(new), expose_products(new.graph)
-        forward, decisions = Forward(new), list[Decision]()
+        start, decisions = start_of(trace), list[Decision]()
         budgeting = None
         if self.memory_budget is None and self.peak_budget is None:
-            choice = choose(forward, self)
+            choice = choose(start.forward, self)
         else:
-            budgeting = Budgeting(new, forward, self)
+            budgeting = Budgeting(start.trace, start.forward, self)
             choice, decisions = budgeting.meet(self.memory_budget)
         if budgeting and self.peak_budget is not None:
             lowered, said = budgeting.meet_peak(self.peak_budget, choice, lambda one: self._outcome(trace, one))
             decisions = budgeting.beside_peak(self.memory_budget, choice, lowered, decisions) + said
             choice = lowered
-        told = explain(forward, choice, self.peaks)
-        if _cut_keeps_more(new, {n.name for n in choice.again}, products, before) and not choice.pins:
-            new = forget(trace)
-            if budgeting:
-                decisions = budgeting.as_it_was(self.memory_budget, saved_bytes(new), decisions)
-            decisions += _left(new, choice)
+        new, is_cut = _cut(trace, choice)
+        if is_cut:
+            decisions += explain(start.forward, choice, self.peaks)
         else:
-            decisions += told
-            is_copy = is_copy and not (choice.again or products)
+            if budgeting:
+                decisions = budgeting.as_it_was(self.memory_budget, start.saved, decisions)
+            decisions += _left(new, choice)
         for decision in decisions:
             decide(decision)
+        is_copy = start.is_given and not (is_cut and (choice.again or start.has_products))
         if self.between_regions and choice.rate is None:  # which is where no budget decided
             is_copied = recompute_between(new, self.producer_input_weight, self.between_chain, decide)
             is_copy = is_copy and not is_copied
@@ -131,22 +126,25 @@ class Remat(RematOptions):
 
     def _outcome(self, trace: Trace, choice: Choice) -> Trace:
         """The program that `choice` comes to, after this pass and those behind it."""
-        new = forget(trace)
-        before, products = saved_bytes(new), expose_products(new.graph)
-        if _cut_keeps_more(new, {n.name for n in choice.again}, products, before) and not choice.pins:
-            new = forget(trace)
+        new, _ = _cut(trace, choice)
         if self.between_regions and choice.rate is None:
             recompute_between(new, self.producer_input_weight, self.between_chain, lambda _: None)
         return final(new, run_pipeline(new, self.then, on_error="record"))
 
 
-def _cut_keeps_more(new: Trace, again: Collection[str], products: list[Product], before: int) -> bool:
-    """Edit `new`, whose dropouts are `products`, so that its backward computes the values `again` itself. Returns whether the
-    forward then keeps more than the bytes `before`."""
+def _cut(trace: Trace, choice: Choice) -> tuple[Trace, bool]:
+    """A copy of `trace` whose backward computes again what `choice` says, and no more, and True. Where the forward would then
+    keep more than if nothing were, and nobody pinned anything, one that computes nothing again, and False."""
+    start = start_of(trace)
+    new = trace.copy() if start.trace is trace else forget(trace)
+    if not (choice.again or start.has_products):
+        return new, True
+    products, again = expose_products(new.graph), {node.name for node in choice.again}
     recompute(new, {node for node in new.ops if node.name in again})
     restore_products(products)
     eliminate_dead_code(new.graph)
-    return saved_bytes(new) > before
+    is_cut = bool(choice.pins) or saved_bytes(new) <= start.saved
+    return (new, True) if is_cut else (forget(trace), False)
 
 
 def _left(new: Trace, choice: Choice) -> list[Decision]:

@@ -46,12 +46,12 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.remaking import nbytes_read
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
-from tracefuse.optimizers.ops import behind_views, is_view, reached
+from tracefuse.optimizers.ops import behind_views, is_view, reached, read_by
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.mincut import Edge, min_cut
 from tracefuse.optimizers.remat.read_anyway import compute_from_what_is_read
-from tracefuse.optimizers.remat.schedule import copy_again, just_in_time
+from tracefuse.optimizers.remat.schedule import copy_again, just_in_time, views
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes, recomputes
 
@@ -70,12 +70,13 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
     again = {region: choose(borders, region, weight, longest) for region in borders.reading}
     for decision in _explain(borders, again):
         decide(decision)
-    copies = _copy(borders, again)
-    if not compute_from_what_is_read(trace, {**borders.region_of, **copies}, decide) and not copies:
+    region_of = _copy(borders, again)
+    copies = [*region_of, *compute_from_what_is_read(trace, {**borders.region_of, **region_of}, decide)]
+    if not copies:
         return False
+    refresh_views(trace.graph, reached(copies, views))
     eliminate_dead_code(trace.graph)
-    refresh_views(trace.graph)
-    just_in_time(trace.graph, {n for n in trace.ops if recomputes(n)})
+    just_in_time({n for n in trace.ops if recomputes(n)})
     return True
 
 
@@ -85,33 +86,52 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
 def choose(borders: Borders, region: int, weight: float, longest: float) -> list[fx.Node]:
     """What `region` computes again, in the order of the trace; what it then reads of other regions becomes stored."""
     wanted = [value for value in borders.reading[region] if not borders.is_stored(value)]
-    behind = sorted(reached(wanted, lambda n: _operands(borders, n)), key=borders.position.__getitem__)
-    if ends := _chain_ends(borders, wanted, behind, longest):
-        borders.stored |= dict.fromkeys(ends, f"it ends a chain of {longest:g} ops that are computed again")
+    needs = needs_of(borders, wanted)
+    if ends := _chain_ends(wanted, needs, longest):
         for value in ends:
+            borders.store(value, f"it ends a chain of {longest:g} ops that are computed again")
             borders.keep(value, math.inf)
         return choose(borders, region, weight, longest)
-    weights = {node: weigh(borders, node, region, weight) for node in behind}
-    again, read = (_cut_of_tree if _is_tree(borders, wanted, behind) else _cut)(borders, wanted, weights)
+    weights = {node: weigh(borders, node, region, weight) for node in needs}
+    again, read = (_cut_of_tree if _is_tree(wanted, needs) else _cut)(wanted, needs, weights)
     for root in map(behind_views, read):
-        borders.stored.setdefault(root, _LEAST)
+        borders.store(root, _LEAST)
         borders.keep(root, borders.runs_at[region])
     return _working(again, borders.position)
 
 
+Needs = dict[fx.Node, list[fx.Node] | None]
+"""Of what a region wants and what that is computed from, operands before their readers: what it takes to compute each; None
+where the region may not."""
+
+
+def needs_of(borders: Borders, wanted: Iterable[fx.Node]) -> Needs:
+    """What a region may compute, and of what, that wants these values."""
+    found: Needs = {}
+    stack = list(wanted)
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        may_compute = borders.is_copyable(node) and not borders.is_stored(node)
+        found[node] = [a for a in read_by(node) if not is_constant(a)] if may_compute else None
+        stack += found[node] or ()
+    return {node: found[node] for node in sorted(found, key=borders.position.__getitem__)}
+
+
 Weights = dict[fx.Node, float]
-"""Of what a region wants and what that is computed from, operands before their readers."""
+"""Of the same values."""
 
 
-def _cut(borders: Borders, wanted: list[fx.Node], weights: Weights) -> tuple[set[fx.Node], set[fx.Node]]:
+def _cut(wanted: list[fx.Node], needs: Needs, weights: Weights) -> tuple[set[fx.Node], set[fx.Node]]:
     """(what is computed again, what is read) at the least weight: of several such cuts the one nearest to the region."""
-    index = {node: i for i, node in enumerate(weights)}
+    index = {node: i for i, node in enumerate(needs)}
     source, sink = 2 * len(index), 2 * len(index) + 1
     edges: list[Edge] = [(source, 2 * index[value], math.inf) for value in wanted]
-    for node, i in index.items():
+    for (node, operands), i in zip(needs.items(), index.values(), strict=True):
         edges.append((2 * i, 2 * i + 1, weights[node]))
-        edges += [(2 * i + 1, 2 * index[a], math.inf) for a in _operands(borders, node)]
-        edges += [] if _is_open(borders, node) else [(2 * i + 1, sink, math.inf)]
+        behind = [sink] if operands is None else [2 * index[a] for a in operands]
+        edges += [(2 * i + 1, end, math.inf) for end in behind]
     side = min_cut(edges, 2 * len(index) + 2, source, sink)
     if side is None:
         raise AssertionError("a value that a region reads can be neither read nor computed again; this is a defect")
@@ -119,57 +139,49 @@ def _cut(borders: Borders, wanted: list[fx.Node], weights: Weights) -> tuple[set
     return again, {n for n, i in index.items() if 2 * i in side} - again
 
 
-def _is_tree(borders: Borders, wanted: list[fx.Node], behind: Iterable[fx.Node]) -> bool:
-    read = [*wanted, *(a for node in behind for a in _operands(borders, node))]
+def _is_tree(wanted: list[fx.Node], needs: Needs) -> bool:
+    read = [*wanted, *(a for operands in needs.values() for a in operands or ())]
     return len(read) == len(set(read))
 
 
-def _cut_of_tree(borders: Borders, wanted: list[fx.Node], weights: Weights) -> tuple[set[fx.Node], set[fx.Node]]:
+def _cut_of_tree(wanted: list[fx.Node], needs: Needs, weights: Weights) -> tuple[set[fx.Node], set[fx.Node]]:
     """What `_cut` gives where no value is read twice, as in most regions, without setting up the solver."""
     least: Weights = {}
-    deeper: set[fx.Node] = set()
-    for node, own in weights.items():
-        behind = math.fsum(least[a] for a in _operands(borders, node)) if _is_open(borders, node) else math.inf
+    deeper: Needs = {}
+    for node, operands in needs.items():
+        own, behind = weights[node], math.inf if operands is None else math.fsum(map(least.__getitem__, operands))
         least[node] = min(own, behind)
-        deeper |= {node} if behind < own else set()
+        if behind < own:
+            deeper[node] = operands
     again: set[fx.Node] = set()
     stack, read = list(wanted), set()
     while stack:
         node = stack.pop()
         (again if node in deeper else read).add(node)
-        stack += _operands(borders, node) if node in deeper else []
+        stack += deeper.get(node) or ()
     return again, read
 
 
-def _operands(borders: Borders, node: fx.Node) -> list[fx.Node]:
-    """What a region needs that computes `node` itself, where it may."""
-    return [a for a in node.all_input_nodes if not is_constant(a)] if _is_open(borders, node) else []
-
-
-def _chain_ends(borders: Borders, wanted: list[fx.Node], behind: list[fx.Node], longest: float) -> list[fx.Node]:
+def _chain_ends(wanted: list[fx.Node], needs: Needs, longest: float) -> list[fx.Node]:
     """The values of `wanted` that would take more than `longest` ops, one after another."""
     depth: dict[fx.Node, int] = {}
-    for node in behind:
-        above = max((depth[a] for a in _operands(borders, node)), default=0)
-        depth[node] = above + (not is_free(node)) if _is_open(borders, node) else 0
+    for node, operands in needs.items():
+        above = max([depth[a] for a in operands or ()], default=0)
+        depth[node] = 0 if operands is None else above + (not is_free(node))
     return [behind_views(value) for value in wanted if depth[value] > longest]
-
-
-def _is_open(borders: Borders, node: fx.Node) -> bool:
-    """Whether the region may compute `node` itself."""
-    return node in borders.copyable and borders.memory[node] not in borders.stored
 
 
 def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
     """Bytes times factor of reading `node` from memory; infinite for a view of what is not there."""
-    root = borders.memory[node]
+    root = behind_views(node)
     if is_constant(root):
         return 0.0
-    if is_view(node) and not borders.is_stored(node):
+    is_stored = borders.why_stored(root) is not None
+    if is_view(node) and not is_stored:
         return math.inf
     size = nbytes_read(node)
-    if root not in borders.stored:
-        is_there = root in borders.crossing and borders.region_of[root] not in borders.idle
+    if not is_stored:
+        is_there = root in borders.crossing and not borders.is_idle(borders.region_of[root])
         return size * (1.0 if is_there else 2.0)
     if root in borders.outside[region]:
         return 0.0
@@ -209,7 +221,7 @@ def _copy(borders: Borders, again: dict[int, list[fx.Node]]) -> dict[fx.Node, in
 def _explain(borders: Borders, again: dict[int, list[fx.Node]]) -> Iterator[Decision]:
     """One decision for each value that would be written only for other regions, in the order of the trace."""
     inside = {region: set(nodes) for region, nodes in again.items()}
-    for value in sorted(borders.chosen, key=borders.position.__getitem__):
+    for value in sorted(filter(borders.only_crosses, borders.crossing), key=borders.position.__getitem__):
         regions = borders.crossing[value]
         copying = [region for region in regions if value in inside[region]]
         if not copying:
@@ -236,4 +248,4 @@ def _sources(value: fx.Node, mine: set[fx.Node]) -> list[fx.Node]:
 def _why_written(borders: Borders, value: fx.Node) -> str:
     count = len(borders.crossing[value])
     read = f"read from memory by {count} other region{'s' * (count > 1)}"
-    return f"{read}: {borders.stored[value]}"
+    return f"{read}: {borders.why_stored(value)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 
 from torch import fx
 
@@ -11,7 +12,7 @@ from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.fuse.remaking import is_copyable
 from tracefuse.optimizers.kernels.fusible import is_constant, refusal
-from tracefuse.optimizers.ops import behind_views, is_view, read_by, readers
+from tracefuse.optimizers.ops import behind_views, grouped, is_view, read_by, readers
 from tracefuse.optimizers.trace import phase
 
 _LOOPS = "its op is not pointwise, and would need loops of its own there"
@@ -19,36 +20,60 @@ _COMPARED = "it is compared with what was computed from it, which it would equal
 
 
 class Borders:
-    """The regions of a graph and the values that cross from one to another of the same phase.
+    """The regions of a graph and the values that cross from one to another of the same phase, as the graph is now.
 
-    `region_of`: the number of an op's region, in the order of the trace; `memory`: whose memory a value lies in; `reading`:
-    for each region that reads others, the values that it reads of them; `crossing`: their memory, each with the regions that
-    read it; `chosen`: of that what nothing else reads; `outside`: the memory that each region reads; `copyable`: what a reader
-    can compute itself, but for what is `compared` (`compared_values`); `idle`: the regions that compute only what others may;
-    `stored`: the values that are in memory whatever is chosen here, with the reason; `runs_at`: the place in the trace of a
-    region's last op.
+    `position`: of a node in the trace; `region_of`: the number of an op's region, in the order of the trace; `reading`: for
+    each region that reads others, the values that it reads of them; `crossing`: their memory, each with the regions that read
+    it; `outside`: the memory that each region reads; `runs_at`: the place in the trace of a region's last op; `compared`: what
+    no reader computes again (`compared_values`).
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.position = {node: at for at, node in enumerate(graph.nodes)}
         self.region_of = self._numbered(form_regions(graph, {n for n in graph.nodes if refusal(n) is None}))
-        self.memory = {node: behind_views(node) for node in graph.nodes}
         self.compared = compared_values(graph)
-        self.copyable = {n for n in self.region_of if is_copyable(n) and n not in self.compared}
         self.reading: dict[int, dict[fx.Node, None]] = {}
         self.crossing: dict[fx.Node, dict[int, None]] = {}
         self.outside: dict[int, set[fx.Node]] = {}
         for node, region in self.region_of.items():
-            self._note_operands(node, region)
-        self.stored = {n: reason for n in graph.nodes if (reason := self._stored(n))}
-        self.chosen = [n for n in self.crossing if self.stored.get(n, _LOOPS) in (_LOOPS, _COMPARED)]
-        kept = {region for node, region in self.region_of.items() if node in self.stored or node not in self.copyable}
-        self.idle = set(self.region_of.values()) - kept
+            for operand in read_by(node):
+                if self.region_of.get(operand) != region and not is_constant(operand):
+                    self._note(node, region, operand)
         self.runs_at = {region: self.position[node] for node, region in self.region_of.items()}
+        self._anyway: dict[fx.Node, str | None] = {}
+        self._chosen: dict[fx.Node, str] = {}
         self._lives_to: dict[fx.Node, float] = {}
 
+    @cached_property
+    def members(self) -> dict[int, list[fx.Node]]:
+        """The ops of each region."""
+        return grouped(self.region_of, self.region_of.__getitem__)
+
+    # What follows is asked of few values of a large trace, those at borders and near them, and worked out when it is.
+
+    def is_copyable(self, node: fx.Node) -> bool:
+        """Whether a reader can compute the value itself."""
+        return node in self.region_of and is_copyable(node) and node not in self.compared
+
+    def is_idle(self, region: int) -> bool:
+        """Whether a region computes only what others may."""
+        return all(self.is_copyable(node) and self._why_anyway(node) is None for node in self.members[region])
+
+    def only_crosses(self, value: fx.Node) -> bool:
+        """Whether nothing but regions of its own phase reads a value."""
+        return self._why_anyway(value) in (None, _LOOPS, _COMPARED)
+
     def is_stored(self, value: fx.Node) -> bool:
-        return self.memory[value] in self.stored
+        return self.why_stored(behind_views(value)) is not None
+
+    def why_stored(self, memory: fx.Node) -> str | None:
+        """Why what is no view is in memory; None if it is not."""
+        return self._chosen.get(memory) or self._why_anyway(memory)
+
+    def store(self, memory: fx.Node, reason: str) -> None:
+        """Let a value be in memory from now on, if it is not anyway."""
+        if self.why_stored(memory) is None:
+            self._chosen[memory] = reason
 
     def lives_to(self, value: fx.Node) -> float:
         """The place up to which a value is in memory, if it is stored."""
@@ -62,22 +87,25 @@ class Borders:
 
     def _numbered(self, regions: Iterable[set[fx.Node]]) -> dict[fx.Node, int]:
         """Each op's region, in the order of the trace; what every reader makes itself is in none."""
-        number = {node: at for at, region in enumerate(regions) for node in region if not is_constant(node)}
-        in_order = {at: new for new, at in enumerate(dict.fromkeys(number[n] for n in self.position if n in number))}
-        return {n: in_order[number[n]] for n in self.position if n in number}
+        region_of = {node: at for at, region in enumerate(regions) for node in region}
+        number: dict[int, int] = {}
+        ops = [node for node in self.position if node in region_of and not is_constant(node)]
+        return {node: number.setdefault(region_of[node], len(number)) for node in ops}
 
-    def _note_operands(self, node: fx.Node, region: int) -> None:
-        for operand in read_by(node):
-            other = self.region_of.get(operand)
-            if other == region or is_constant(operand):
-                continue
-            self.outside.setdefault(region, set()).add(self.memory[operand])
-            if other is not None and phase(operand) == phase(node):
-                self.reading.setdefault(region, {})[operand] = None
-                self.crossing.setdefault(self.memory[operand], {})[region] = None
+    def _note(self, node: fx.Node, region: int, operand: fx.Node) -> None:
+        memory = behind_views(operand)
+        self.outside.setdefault(region, set()).add(memory)
+        if operand in self.region_of and phase(operand) == phase(node):
+            self.reading.setdefault(region, {})[operand] = None
+            self.crossing.setdefault(memory, {})[region] = None
 
-    def _stored(self, node: fx.Node) -> str | None:
-        """Why a value is in memory anyway; None if only regions of its own phase compute and read it."""
+    def _why_anyway(self, node: fx.Node) -> str | None:
+        """Why a value is in memory whatever is chosen here; None if only regions of its own phase compute and read it."""
+        if node not in self._anyway:
+            self._anyway[node] = self._found_anyway(node)
+        return self._anyway[node]
+
+    def _found_anyway(self, node: fx.Node) -> str | None:
         if node.op == "placeholder":
             return "it is an input"
         if node not in self.region_of:
@@ -89,7 +117,7 @@ class Borders:
                 return f"{reader.name} reads it in the backward"
             if reader not in self.region_of:
                 return f"{reader.name} reads it from memory"
-        if node in self.crossing and node not in self.copyable:
+        if node in self.crossing and not self.is_copyable(node):
             return _COMPARED if node in self.compared else _LOOPS
         return None
 

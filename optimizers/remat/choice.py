@@ -17,7 +17,6 @@ from torch import fx
 from tracefuse.optimizers.facts import stored_bytes
 from tracefuse.optimizers.ops import does_work, is_getitem, is_view, producer, reached
 from tracefuse.optimizers.remat.forward import Forward, impossible, is_several, own_kernel_bytes, unwise
-from tracefuse.optimizers.remat.mincut import Network
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.pins import Pin, resolve_pins
 
@@ -50,7 +49,7 @@ def choose(forward: Forward, options: RematOptions) -> Choice:
     weights = {n: weigh(forward, n, pins.get(n), options) for n in forward.nodes}
     stay = set() if options.may_write_again else banned.keys() & forward.read_from_memory.keys()
     asked = _asked(pins)
-    free = {n for n in forward.nodes if n in banned or producer(n) in asked}
+    free = {*banned, *(n for n in forward.nodes if producer(n) in asked)} if asked else banned
     prices = {n: 0 if n in free else own_kernel_bytes(forward, n) for n in forward.nodes}
     network = CutNetwork(forward, weights)
     while True:
@@ -91,8 +90,11 @@ def bans(forward: Forward, pins: dict[fx.Node, Pin], options: RematOptions) -> d
     asked = _asked(pins)
     # What is pinned may need what a checkpoint drops, which cannot be saved: it runs again too, as in the program.
     asked |= forward.checkpointed.keys() if asked else set()
-    reasons = ((n, _ban(forward, n, pins.get(n), producer(n) in asked, options)) for n in forward.nodes)
-    banned = {node: reason for node, reason in reasons if reason is not None}
+    banned: dict[fx.Node, str] = {}
+    for node in forward.nodes:
+        reason = _ban(forward, node, pins.get(node), bool(asked) and producer(node) in asked, options)
+        if reason is not None:
+            banned[node] = reason
     return _tied_bans(forward, banned, asked) | banned
 
 
@@ -112,6 +114,8 @@ def _ban(forward: Forward, node: fx.Node, pin: Pin | None, asked: bool, options:
         return f'pinned by save="{pin.glob}"'
     if node in forward.stale:
         return "views an input that the forward overwrites"
+    if is_view(node):
+        return None
     if not is_getitem(node) and (reason := impossible(forward, node)):
         return reason
     if asked:
@@ -124,30 +128,17 @@ def _ban(forward: Forward, node: fx.Node, pin: Pin | None, asked: bool, options:
 
 
 class CutNetwork:
-    """The network of a forward, to be cut for any weights and prices.
-
-    Each value is an edge from node 2i to node 2i+1, priced to be recomputed by one from the source: it is cut where the
-    value lies behind the cut.
-    """
+    """The network of a forward, to be cut for any weights and prices: a node is cut where it lies behind the cut."""
 
     def __init__(self, forward: Forward, weights: Mapping[fx.Node, float]) -> None:
         self.forward, self.weights = forward, weights
-        self._count = len(forward.nodes)
-        self._inputs = {n: n.all_input_nodes for n in forward.nodes}
-        self._stored = {n: stored_bytes(n) for n in forward.nodes if weights[n] < math.inf}
-        source, sink = 2 * self._count, 2 * self._count + 1
-        inner = [(2 * i, 2 * i + 1) for i in range(self._count)]
-        priced = [(source, 2 * i) for i in range(self._count)]
-        reads = [(2 * i + 1, 2 * forward.index[u]) for n, i in forward.index.items() for u in forward.readers(n)]
-        late = [(2 * forward.index[n] + 1, sink) for n in forward.read]
-        pairs = [(n, op) for n, ops in forward.tied.items() for op in ops]
-        tied = [(2 * forward.index[n], 2 * forward.index[op]) for n, op in pairs]
-        self._network = Network([*inner, *priced, *reads, *late, *tied], 2 * self._count + 2, source, sink)
-        self._infinite = np.full(len(reads) + len(late), math.inf)
-        self._normalizers = np.array([forward.index[n] for n, _ in pairs], dtype=np.int64)
+        self._count, self._network = len(forward.nodes), forward.network
+        normalizers = [forward.index[n] for n, ops in forward.tied.items() for _ in ops]
+        self._normalizers = np.array(normalizers, dtype=np.int64)
+        self._infinite = np.full(self._network.edge_count - 2 * self._count - len(normalizers), math.inf)
         self._inner = np.fromiter((weights[n] for n in forward.nodes), np.float64, self._count)
         # What is cut if all that the backward reads is saved, as far as it can be, else what that is computed from.
-        known = reached(forward.read, lambda n: self._inputs[n] if weights[n] == math.inf else ())
+        known = reached(forward.read, lambda n: forward.operands[n] if weights[n] == math.inf else ())
         self._known = np.array([forward.index[n] for n in known], dtype=np.int64)
 
     def array(self, prices: Mapping[fx.Node, float], banned: Mapping[fx.Node, str]) -> np.ndarray:
@@ -157,7 +148,7 @@ class CutNetwork:
 
     def kept_bytes(self, kept: Iterable[fx.Node]) -> int:
         """Bytes of the storages of `kept`."""
-        return sum(map(self._stored.__getitem__, kept))
+        return sum(map(stored_bytes, kept))
 
     def cheapest(self, prices: np.ndarray, stay: Collection[fx.Node] = ()) -> tuple[Values, Values]:
         """(kept, again) of the cheapest cut. Items of an op that runs again come with it, but those that `stay`."""
@@ -179,7 +170,8 @@ class CutNetwork:
 
     def demanded(self, on_edge: Collection[fx.Node]) -> tuple[Values, Values]:
         """(kept, again), as far as the backward needs them: a cut edge of weight 0 may lie where nothing reads."""
-        needed = reached(self.forward.read, lambda n: () if n in on_edge or n.op == "placeholder" else self._inputs[n])
+        operands = self.forward.operands
+        needed = reached(self.forward.read, lambda n: () if n in on_edge or n.op == "placeholder" else operands[n])
         values = frozenset(node for node in needed if node.op != "placeholder")
         return values & on_edge, values - on_edge
 

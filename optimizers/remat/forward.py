@@ -19,15 +19,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, touched_nbytes
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.formulas.windows import ADAPTIVE_MAXIMUM, MAXIMUM
 from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.regions import agree, loops_of
 from tracefuse.optimizers.kernels.fusible import refusal
+from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import (
     aten,
     behind_views,
@@ -42,9 +47,36 @@ from tracefuse.optimizers.ops import (
     reached,
     read_by,
 )
+from tracefuse.optimizers.remat.mincut import Network
 from tracefuse.optimizers.remat.options import RematOptions
+from tracefuse.optimizers.remat.schedule import expose_products, forget, is_dropout
 from tracefuse.optimizers.rewrite import views_of
-from tracefuse.optimizers.trace import Trace, human_bytes, nbytes, phase
+from tracefuse.optimizers.trace import Trace, has_unread, human_bytes, nbytes, phase, recomputes
+
+
+@dataclass(frozen=True)
+class Start:
+    """What all choices for a trace start from: the program as it is if it recomputes nothing.
+
+    In `trace`, which nobody edits, results of dropouts are products where that is possible; it `has_products` then. `saved`
+    are the bytes that the forward keeps without them. `is_given` says whether the program was given as it is.
+    """
+
+    trace: Trace
+    forward: Forward
+    saved: int
+    has_products: bool
+    is_given: bool
+
+
+@once_per_trace
+def start_of(trace: Trace) -> Start:
+    is_given = not any(map(recomputes, trace.ops))
+    is_ready = is_given and not has_unread(trace.graph) and not any(map(is_dropout, trace.ops))
+    start = trace if is_ready else forget(trace)
+    is_given = is_given and len(start.ops) == len(trace.ops)
+    saved, products = saved_bytes(start), expose_products(start.graph)
+    return Start(start, Forward(start), saved, bool(products), is_given)
 
 
 class Forward:
@@ -64,12 +96,18 @@ class Forward:
     def __init__(self, trace: Trace) -> None:
         cotangents = {entry.name for entry in trace.inputs if entry.kind == "cotangent"}
         self.inputs = [n for n in trace.placeholders if n.name not in cotangents]
-        self.nodes = self.inputs + [n for n in trace.ops if phase(n) == "forward"]
+        ops = trace.ops
+        self.nodes = self.inputs + [n for n in ops if phase(n) == "forward"]
         self.index = {node: i for i, node in enumerate(self.nodes)}
         pairs = [(out, node) for out, node in trace.output_pairs if node in self.index]
         self.gradients = {n for out, n in trace.output_pairs if out.kind == "gradient"}
         self.results = {node for out, node in pairs if out.kind != "gradient"}
-        self.read = {n for n in self.nodes if n in self.gradients or any(self._in_backward(u) for u in n.users)}
+        self._readers: dict[fx.Node, list[fx.Node]] = {n: [] for n in self.nodes}
+        for node in self.nodes:
+            for operand in read_by(node):
+                self._readers[operand].append(node)
+        late = {operand for node in ops if node not in self.index for operand in read_by(node)}
+        self.read = {n for n in self.nodes if n in late or n in self.gradients}
         self.checkpointed = dropped(trace, self.read)
         self.fused = self._fused()
         self.tied = tied_ops(self.nodes, self.fused)
@@ -79,12 +117,29 @@ class Forward:
         self.checkpointed = {n: again for n, again in self.checkpointed.items() if impossible(self, n) is None}
         self.distance = self._distances()
         self.in_memory = self._in_memory()
-        ops = [n for n in self.nodes if n.op == "call_function" and not is_view(n)]
-        self.read_from_memory = {n: reader for n in ops if (reader := self._memory_reader(n))}
+        self.read_from_memory = self._read_from_memory()
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
-        """The readers in the forward."""
-        return [u for u in node.users if u in self.index]
+        """The readers in the forward, in its order."""
+        return self._readers[node]
+
+    @cached_property
+    def operands(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
+        """What each node reads."""
+        return {node: tuple(read_by(node)) for node in self.nodes}
+
+    @cached_property
+    def network(self) -> Network:
+        """What is cut: node i is an edge from 2i to 2i+1, with one to 2i from the source; then come edges to its readers, to
+        the sink from what the backward reads, and from normalizers to what is `tied` to them."""
+        number, count = self.index.__getitem__, len(self.nodes)
+        at, sink, source = np.arange(count), 2 * count, 2 * count + 1
+        readers, late = list(self._readers.values()), [number(node) for node in self.read]
+        read, reading = np.repeat(at, list(map(len, readers))), [number(one) for found in readers for one in found]
+        tied = [(number(normalizer), number(op)) for normalizer, ops in self.tied.items() for op in ops]
+        pairs = [(2 * at, 2 * at + 1), (np.full(count, source), 2 * at), (2 * read + 1, 2 * _array(reading))]
+        pairs += [(2 * _array(late) + 1, np.full(len(late), sink)), 2 * _array(tied).reshape(-1, 2).T]
+        return Network(np.concatenate([np.column_stack(pair) for pair in pairs]), 2 * count + 2, source, sink)
 
     def _in_backward(self, user: fx.Node) -> bool:
         return user.op == "call_function" and user not in self.index
@@ -98,38 +153,61 @@ class Forward:
 
     def _stale(self, overwritten: set[str]) -> set[fx.Node]:
         stale = {n for n in self.inputs if n.name in overwritten}
-        for node in self.nodes:
+        for node in self.nodes if stale else ():
             if is_view(node) and behind_views(node) in stale:
                 stale.add(node)
         return stale
 
     def _distances(self) -> dict[fx.Node, float]:
         distance: dict[fx.Node, float] = {}
+        behind: dict[fx.Node, float] = {}  # As seen from what it reads.
         for node in reversed(self.nodes):
-            steps = (distance[u] + does_work(u) for u in self.readers(node))
-            distance[node] = 1 if node in self.read else min(steps, default=math.inf)
+            nearest = math.inf
+            for reader in self._readers[node]:
+                if behind[reader] < nearest:
+                    nearest = behind[reader]
+            distance[node] = nearest = 1 if node in self.read else nearest
+            behind[node] = nearest + does_work(node)
         return distance
 
     def _in_memory(self) -> set[fx.Node]:
         """Values that are stored for another reason than the backward."""
+        fused, results = self.fused, self.results
         # The non-fusible ops before a value: a fusible reader at a higher level cannot run in the same kernel.
         level: dict[fx.Node, int] = {}
+        below: dict[fx.Node, int] = {}  # The level of what reads it.
         for node in self.nodes:
-            sources = ((level[a], a.op == "call_function" and a not in self.fused) for a in read_by(node))
-            level[node] = max((above + ends for above, ends in sources), default=0)
-        latest: dict[fx.Node, float] = {}
+            here = 0
+            for operand in read_by(node):
+                if below[operand] > here:
+                    here = below[operand]
+            level[node] = here
+            below[node] = here if node in fused or node.op != "call_function" else here + 1
+        found = set[fx.Node]()
+        latest: dict[fx.Node, float] = {}  # Up to which level it must be there for what reads its operands.
         for node in reversed(self.nodes):
-            works = {u: level[u] if u in self.fused else math.inf for u in self.readers(node) if does_work(u)}
-            seen = (works.get(u, latest[u]) for u in self.readers(node))
-            latest[node] = math.inf if node in self.results else max(seen, default=0)
-        return {n for n in self.nodes if n not in self.fused or latest[n] > level[n]}
+            last: float = 0
+            for reader in self._readers[node]:
+                if latest[reader] > last:
+                    last = latest[reader]
+            if node in results:
+                last = math.inf
+            if node not in fused or last > level[node]:
+                found.add(node)
+            latest[node] = last if not does_work(node) else level[node] if node in fused else math.inf
+        return found
+
+    def _read_from_memory(self) -> dict[fx.Node, str]:
+        read = {behind_views(node) for node in self.read}
+        ops = [n for n in self.nodes if n in read and n.op == "call_function"]
+        return {n: reader for n in ops if (reader := self._memory_reader(n))}
 
     def _memory_reader(self, node: fx.Node) -> str | None:
         """A backward op that reads `node`, or a view of it, and cannot run in the kernel that would recompute it."""
-        for value in reached([node], lambda n: filter(is_view, n.users)):
+        for value in reached([node], lambda n: filter(is_view, _in_order(n.users))):
             if value in self.gradients:
                 return "the caller"
-            late = (user for user in value.users if self._in_backward(user) and not is_view(user))
+            late = (user for user in _in_order(value.users) if self._in_backward(user) and not is_view(user))
             if alone := next((user for user in late if not self._share_kernel(node, user)), None):
                 return alone.name
         return None
@@ -139,6 +217,15 @@ class Forward:
             return False
         loops = [loops_of(producer(node)), loops_of(producer(reader))]
         return agree({rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns})
+
+
+def _in_order(users: Collection[fx.Node]) -> Collection[fx.Node]:
+    """The readers of a value in the order of the trace: nodes have them in the order of edits."""
+    return sorted(users) if len(users) > 1 else users
+
+
+def _array(numbers: list[Any]) -> np.ndarray:
+    return np.array(numbers, dtype=np.int64)
 
 
 def is_several(node: fx.Node) -> bool:
@@ -207,14 +294,13 @@ def doubles(trace: Trace) -> dict[fx.Node, fx.Node]:
     """The forward op of each backward op that computes the same value again; random ops are none."""
     found: dict[fx.Node, fx.Node] = {}
     forward: dict[Any, list[fx.Node]] = {}
-    for node in trace.ops:
-        if is_random(node) or is_mutable(node):
-            continue
+    for node in trace.ops:  # torch hashes operators in Python
         if phase(node) == "forward":
-            forward.setdefault((node.target, *read_by(node)), []).append(node)
+            forward.setdefault((id(node.target), *read_by(node)), []).append(node)
             continue
-        sources = [found.get(a, a) for a in read_by(node)]
-        alike = forward.get((node.target, *sources), ())
+        alike = forward.get((id(node.target), *[found.get(a, a) for a in read_by(node)]))
+        if alike is None or is_random(node) or is_mutable(node):
+            continue
         if same := next((other for other in alike if _reads_alike(node, other, found)), None):
             found[node] = same
     return found

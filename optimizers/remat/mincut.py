@@ -29,11 +29,11 @@ class Network:
     Edges are pairs `(from, to)` of nodes `0 .. count-1`; parallel ones add up. There may be none.
     """
 
-    def __init__(self, edges: Sequence[tuple[int, int]], count: int, source: int, sink: int) -> None:
+    def __init__(self, edges: Sequence[tuple[int, int]] | np.ndarray, count: int, source: int, sink: int) -> None:
         starts, ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
         self._edges, self._edge_of = np.unique(starts * count + ends, return_inverse=True)
         self._ends = (self._edges // count, self._edges % count)
-        self.count, self.source, self.sink = count, source, sink
+        self.edge_count, self.count, self.source, self.sink = len(edges), count, source, sink
 
     def cut(self, capacities: np.ndarray, *, bound: float | None = None) -> np.ndarray | None:
         """Which nodes are on the source's side of the minimum cut (bool, one per node), or None if every cut is infinite.

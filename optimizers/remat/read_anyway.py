@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from torch import fx
 
@@ -34,27 +35,27 @@ SMALL = 16
 """What is read instead is at most 1 / SMALL of the value."""
 
 
-def compute_from_what_is_read(trace: Trace, region_of: Mapping[fx.Node, int], decide: Decide) -> bool:
-    """Edit `trace` so that the regions of its backward compute saved values that cost no reads to speak of.
+def compute_from_what_is_read(trace: Trace, region_of: Mapping[fx.Node, int], decide: Decide) -> list[fx.Node]:
+    """Edit `trace` so that the regions of its backward compute saved values that cost no reads to speak of. Returns copies.
 
-    `region_of` is the number of an op's region. Each such value is told to `decide`. Returns whether there are any. The
-    copies stand where their originals do (`schedule.just_in_time` brings them to their readers).
+    `region_of` is the number of an op's region. Each such value is told to `decide`. The copies stand where their originals
+    do (`schedule.just_in_time` brings them to their readers).
     """
     parameters = {p for entry, p in trace.input_pairs if entry.kind == "parameter" or entry.trainable}
     members: dict[int, list[fx.Node]] = {}
     for node, region in region_of.items():
         if phase(node) == "backward":
             members.setdefault(region, []).append(node)
-    position = {node: at for at, node in enumerate(trace.graph.nodes)}
-    compared = compared_values(trace.graph)
-    is_changed = False
+    compared = cache(lambda: compared_values(trace.graph))  # of the trace as it is given: of most none is asked
+    made: list[fx.Node] = []
     for region, ops in members.items():
-        reads = _reads(ops, region, region_of)
+        saved = {a: None for node in ops for a in read_by(node) if _may_be(a) and _is_kept(a, region_of)}
+        reads = _reads(ops, region, region_of) if saved else ()
         copies: dict[fx.Node, fx.Node] = {}
         # In the order of the trace: what a later value is computed from is then a copy too, if it is one at all.
-        for value in sorted((n for n in reads if _may_be(n) and _is_kept(n, region_of)), key=position.__getitem__):
-            again = _Chain(value, reads, parameters, position).found()
-            if again is None or not compared.isdisjoint(map(producer, again)):
+        for value in sorted(saved):
+            again = _Chain(value, reads, parameters).found()
+            if again is None or not compared().isdisjoint(map(producer, again)):
                 continue
             _copy(again, value, ops, copies)
             spared = nbytes_read(value)
@@ -62,8 +63,8 @@ def compute_from_what_is_read(trace: Trace, region_of: Mapping[fx.Node, int], de
                 f"computed again from what its reader {ops[0].name} reads anyway: that spares it {human_bytes(spared)}"
             )
             decide(Decision(value.name, "duplicate", said, spared))
-            is_changed = True
-    return is_changed
+        made += copies.values()
+    return made
 
 
 def _reads(ops: Iterable[fx.Node], region: int, region_of: Mapping[fx.Node, int]) -> dict[fx.Node, None]:
@@ -73,7 +74,8 @@ def _reads(ops: Iterable[fx.Node], region: int, region_of: Mapping[fx.Node, int]
 
 
 def _may_be(value: fx.Node) -> bool:
-    return value.op == "call_function" and phase(value) == "forward" and not is_view(value) and is_cheap(value)
+    is_forward_op = value.op == "call_function" and phase(value) == "forward"
+    return is_forward_op and not is_view(value) and is_cheap(value) and not is_constant(value)
 
 
 def _is_kept(value: fx.Node, region_of: Mapping[fx.Node, int]) -> bool:
@@ -82,16 +84,14 @@ def _is_kept(value: fx.Node, region_of: Mapping[fx.Node, int]) -> bool:
 
 
 class _Chain:
-    """The ops that compute a saved `value` from what a region reads besides; `position` is the order of the trace."""
+    """The ops that compute a saved `value` from what a region reads besides."""
 
-    def __init__(
-        self, value: fx.Node, reads: Iterable[fx.Node], parameters: set[fx.Node], position: Mapping[fx.Node, int]
-    ) -> None:
-        self._value, self._parameters, self._position = value, parameters, position
+    def __init__(self, value: fx.Node, reads: Iterable[fx.Node], parameters: set[fx.Node]) -> None:
+        self._value, self._parameters = value, parameters
         self._there = {behind_views(one) for one in reads} - {value}
         self._computed: dict[fx.Node, float] = {}
         """The fewest bytes that are read where a node is computed."""
-        for node in sorted(self._nearest(), key=position.__getitem__):
+        for node in sorted(self._nearest()):
             self._computed[node] = math.fsum(map(self._least, node.all_input_nodes))
 
     def found(self) -> list[fx.Node] | None:
@@ -100,7 +100,7 @@ class _Chain:
             return None
         again = reached([self._value], lambda n: filter(self._is_computed, n.all_input_nodes))
         work = sum(not is_free(node) for node in again)
-        return sorted(again, key=self._position.__getitem__) if work <= MOST_OPS else None
+        return sorted(again) if work <= MOST_OPS else None
 
     def _nearest(self) -> set[fx.Node]:
         """Forward ops, cheap ones, that lead to the value in at most `FARTHEST` steps."""

@@ -22,7 +22,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tracefuse.optimizers.fakes.made import fake_view, like
-from tracefuse.optimizers.ops import arguments, aten, does_work, is_getitem, read_by
+from tracefuse.optimizers.ops import arguments, aten, does_work, is_getitem, reached, read_by
 from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import (
     Trace,
@@ -53,8 +53,8 @@ def recompute(trace: Trace, again: Collection[fx.Node]) -> list[fx.Node]:
         with trace.graph.inserting_after(node):
             copies[node] = copy_again(node, copies, phase="backward")
     _redirect(trace, copies)
-    just_in_time(trace.graph, set(copies.values()))
-    _move_views(trace.graph, copies)
+    just_in_time(set(copies.values()))
+    _move_views(copies)
     return list(copies.values())
 
 
@@ -95,14 +95,18 @@ def _moved(node: fx.Node, value: Any, was_of: Any) -> Any:
     return fx.node.map_aggregate(value, moved)
 
 
-def _move_views(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+def _move_views(copies: dict[fx.Node, fx.Node]) -> None:
     """Type anew, in place, the backward's views of copies, so that `storage` tells aliases again."""
     was = {copy: val(node) for node, copy in copies.items()}
-    for node in [n for n in graph.nodes if n.op == "call_function" and n not in was and not does_work(n)]:
-        source = node.all_input_nodes[0]
-        if source in was:
+    for node in reached(list(was), views):  # operands before their readers
+        if node not in was and (source := node.all_input_nodes[0]) in was:
             was[node] = val(node)
             node.meta["val"] = _moved(node, was[node], was[source])
+
+
+def views(node: fx.Node) -> list[fx.Node]:
+    """The readers of a value that only show its memory, or a part of what an op yields."""
+    return [user for user in node.users if user.op == "call_function" and not does_work(user)]
 
 
 def _redirect(trace: Trace, copies: dict[fx.Node, fx.Node]) -> None:
@@ -164,7 +168,7 @@ def _original(graph: fx.Graph, copy: fx.Node, name: str, new: dict[fx.Node, fx.N
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def just_in_time(graph: fx.Graph, movable: Set[fx.Node]) -> None:
+def just_in_time(movable: Set[fx.Node]) -> None:
     """Move every op of `movable` (backward ops) to right before its first reader; all others keep their order.
 
     What a moved op reads moves along if it is movable too. So values that are recomputed live as short as they can, and
@@ -172,8 +176,8 @@ def just_in_time(graph: fx.Graph, movable: Set[fx.Node]) -> None:
     where the movable ops were.
     """
     placed: set[fx.Node] = set()
-    readers = [n for n in graph.nodes if n not in movable and not movable.isdisjoint(read_by(n))]
-    for node in readers:
+    readers = {user for node in movable for user in node.users if user not in movable}
+    for node in sorted(readers):
         for needed in needed_by(node, read_by, movable, placed):
             node.prepend(needed)
 
@@ -202,8 +206,13 @@ Product = tuple[fx.Node, fx.Node, fx.Node]
 
 def expose_products(graph: fx.Graph) -> list[Product]:
     """Edit `graph` in place: the results of the forward's dropouts become products. Undone by `restore_products`."""
-    dropouts = [n for n in graph.nodes if n.target is aten.native_dropout.default and phase(n) == "forward"]
+    dropouts = [n for n in graph.nodes if is_dropout(n)]
     return [product for node in dropouts if (product := _expose(node)) is not None]
+
+
+def is_dropout(node: fx.Node) -> bool:
+    """Whether the op is a dropout of the forward."""
+    return node.target is aten.native_dropout.default and phase(node) == "forward"
 
 
 def restore_products(products: list[Product]) -> None:

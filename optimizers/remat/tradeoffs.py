@@ -28,9 +28,8 @@ from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.remat.budget import Budgeting
 from tracefuse.optimizers.remat.forecast import recompute_seconds
-from tracefuse.optimizers.remat.forward import Forward
+from tracefuse.optimizers.remat.forward import Forward, start_of
 from tracefuse.optimizers.remat.options import RematOptions
-from tracefuse.optimizers.remat.schedule import expose_products, forget
 from tracefuse.optimizers.trace import Trace
 
 BUDGETS = tuple(tenth / 10 for tenth in range(10, -1, -1))
@@ -65,15 +64,13 @@ def pareto(
 
     `trace` is what `remat` would be given: a joint trace without kernels, rematerialised or not.
     """
-    new = forget(trace)
-    expose_products(new.graph)
-    forward = Forward(new)
+    start = start_of(trace)
     points: list[Point] = []
     budgeting: Budgeting | None = None
     for weight in weights:
         chosen = replace(options or RematOptions(), producer_input_weight=weight)
-        budgeting = Budgeting(new, forward, chosen, budgeting)
-        points += [_point(forward, budgeting, chosen, budget) for budget in budgets]
+        budgeting = Budgeting(start.trace, start.forward, chosen, budgeting)
+        points += [_point(start.forward, budgeting, chosen, budget) for budget in budgets]
     return points
 
 

@@ -17,10 +17,9 @@ from tracefuse.optimizers.fuse.remaking import is_for_reader
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
 from tracefuse.optimizers.liveness import live_bytes, peak_bytes
-from tracefuse.optimizers.ops import reached
 from tracefuse.optimizers.passes import final, run_pipeline
 from tracefuse.optimizers.remat import Remat
-from tracefuse.optimizers.remat.between import _cut, _cut_of_tree, _is_tree, _operands, weigh
+from tracefuse.optimizers.remat.between import _cut, _cut_of_tree, _is_tree, needs_of, weigh
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.schedule import forget
 from tracefuse.optimizers.remat.tradeoffs import static_cost
@@ -204,10 +203,10 @@ def test_the_tree_cut_is_the_minimum_cut(name: str, weight: float) -> None:
     borders = Borders(program(name).trace.graph)
     for region, reading in borders.reading.items():
         wanted = [value for value in reading if not borders.is_stored(value)]
-        behind = sorted(reached(wanted, lambda n: _operands(borders, n)), key=borders.position.__getitem__)
-        weights = {n: weigh(borders, n, region, weight) for n in behind}
-        if wanted and _is_tree(borders, wanted, weights):
-            assert _cut_of_tree(borders, wanted, weights) == _cut(borders, wanted, weights)
+        needs = needs_of(borders, wanted)
+        weights = {n: weigh(borders, n, region, weight) for n in needs}
+        if wanted and _is_tree(wanted, needs):
+            assert _cut_of_tree(wanted, needs, weights) == _cut(wanted, needs, weights)
 
 
 # --- taking it back ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import does_work, is_random, is_view, op_name, producer
 from tracefuse.optimizers.remat import Remat
+from tracefuse.optimizers.remat.forward import Forward
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Trace, phase, recomputes
 
@@ -67,6 +68,24 @@ def test_the_last_application_counts(name: str) -> None:
     through_another = remat(remat(trace, producer_input_weight=0)[0])[0]
     assert saved(through_another) == saved(remat(trace)[0])
     assert ops(through_another, "backward") == ops(remat(trace)[0], "backward")
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_the_order_in_which_a_trace_was_edited_decides_nothing(name: str) -> None:
+    edited = Simplify().run(program(name).trace, lambda _: None)
+    (one, decisions), (other, of_copy) = remat(edited), remat(edited.copy())
+    assert (one.code, decisions) == (other.code, of_copy)
+
+
+def test_another_choice_asks_nothing_of_the_forward_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = program("gpt").trace.copy()
+    remat(trace)
+
+    def found_again(*_: object) -> None:
+        raise AssertionError("the facts of the forward are the same for all options")
+
+    monkeypatch.setattr(Forward, "__init__", found_again)
+    assert saved(remat(trace, producer_input_weight=0)[0])
 
 
 def test_a_trace_without_a_backward_stays_as_it_is() -> None:

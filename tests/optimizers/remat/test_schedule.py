@@ -41,7 +41,7 @@ def test_moving_keeps_the_order_of_everything_else() -> None:
     trace = program("gpt").trace.copy()
     movable = {n for n in trace.ops if is_view(n) and phase(n) == "backward"}
     fixed = [n for n in trace.graph.nodes if n not in movable]
-    just_in_time(trace.graph, movable)
+    just_in_time(movable)
     verify(trace)
     assert [n for n in trace.graph.nodes if n not in movable] == fixed
 
