@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from tracefuse.optimizers.axes import behind_permutations
@@ -74,8 +75,12 @@ def _rewrite_backward(node: fx.Node) -> str | None:
         summed, dims = behind_permutations(g, (dim for dim in range(val(g).dim()) if dim != 1))
         space = dims[1:]
         if _ends_rows_of(summed, space):
-            summed, dims = call(node, aten.sum.dim_IntList, summed, space), dims[:1]
-        total = call(node, aten.sum.dim_IntList, summed, dims)
+            # In float32, so that it is rounded once.
+            wide = {"dtype": torch.promote_types(val(g).dtype, torch.float32)}
+            of_each = call(node, aten.sum.dim_IntList, summed, space, **wide)
+            total = call(node, aten.sum.dim_IntList, of_each, dims[:1], dtype=val(g).dtype)
+        else:
+            total = call(node, aten.sum.dim_IntList, summed, dims)
     if reason := replace_value(old, total):
         return reason
     take_name(total, old)

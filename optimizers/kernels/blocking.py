@@ -23,7 +23,15 @@ from tracefuse.optimizers.facts import span
 from tracefuse.optimizers.kernels.reduction_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, Reads, columns, rows
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import TRANSCENDENTAL
-from tracefuse.optimizers.lowering.geometry import NORM_BACKWARD, Geometry, columns_of, is_strided, operand_of, rows_of
+from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
+    NORM_BACKWARD,
+    Geometry,
+    columns_of,
+    is_strided,
+    memory_order,
+    operand_of,
+    rows_of,
+)
 from tracefuse.optimizers.lowering.indexing import Lanes, ravel, reshape
 from tracefuse.optimizers.lowering.layouts import GUESS, Layout, Tuning, flat, probe, repeated, segment, tiles
 from tracefuse.optimizers.lowering.lowering import Lowering, NotFusible
@@ -116,10 +124,11 @@ def _column_layouts(body: Trace, summed: fx.Node, wide: bool, tuning: Tuning) ->
     geometry = columns_of(summed)
     assert geometry is not None
     norm: fx.Node | None = summed.args[0] if is_getitem(summed) else None  # type: ignore[assignment]
-    shape = shape_of(arguments(norm)["grad_out"] if norm is not None else operand_of(summed))
+    operand = arguments(norm)["grad_out"] if norm is not None else operand_of(summed)
+    shape = shape_of(operand)
     grain = _grain(body, geometry)
-    reads = _column_reads(body, geometry)
     geometry = _by_lines(body, geometry, shape)
+    reads = _column_reads(body, geometry, val(operand))
     parts = None if grain is WHOLE_ROWS else _segments(body, shape)
     if parts is None or parts[0] not in geometry.col_dims:
         return [columns(shape, geometry, wide, grain, tuning, reads=reads)]
@@ -133,16 +142,28 @@ def _column_layouts(body: Trace, summed: fx.Node, wide: bool, tuning: Tuning) ->
     return [replace(layout, columns=geometry) for layout in _placed(layouts, shape, dim, sizes)]
 
 
-def _column_reads(body: Trace, geometry: Geometry) -> Reads:
+def _column_reads(body: Trace, geometry: Geometry, summed: torch.Tensor) -> Reads:
     n_outer, n_rows, n_cols = geometry.sizes
-    sizes = {p: val(p).numel() for p in body.placeholders}
-    large = [p for p, numel in sizes.items() if 2 * numel >= geometry.numel]
-    least = n_outer * max(n_rows, n_cols) if n_cols > 1 else max(n_outer, n_rows)
-    shared = {geometry.numel // numel for numel in sizes.values() if least < numel and 2 * numel < geometry.numel}
-    units = {by for by in shared if by >= SHORTEST_UNIT and by & (by - 1) == 0 and n_cols % by == 0}
-    unit = min(SUMS.cols, *units) if units else 0
-    is_gathered = bool(shared - units) or any(numel > geometry.numel for numel in sizes.values())
-    return Reads(max(1, sum(val(p).element_size() for p in large)), unit, is_gathered)
+    along = math.prod(geometry.shape[d] for d in geometry.row_dims[-geometry.run :]) if geometry.run else n_rows
+    numbers = n_outer * max(n_rows, n_cols) if n_cols > 1 else geometry.numel // along
+    units, nbytes, is_gathered = set(), 0, False
+    for tensor in map(val, body.placeholders):
+        numel, by = tensor.numel(), geometry.numel // max(1, tensor.numel())
+        is_whole = numel <= geometry.numel <= 2 * numel
+        nbytes += tensor.element_size() if 2 * numel >= geometry.numel else 0
+        if numel <= numbers or is_whole or _line(tensor) == _line(summed):
+            continue  # one number for a row, a column or a line; as large as what is summed; or read in whole lines
+        if n_cols > 1 and by >= SHORTEST_UNIT and by & (by - 1) == 0 and _line(tensor) * by == n_cols:
+            units.add(by)
+        else:
+            is_gathered = True
+    return Reads(max(1, nbytes), min(SUMS.cols, *units) if units else 0, is_gathered)
+
+
+def _line(tensor: torch.Tensor) -> int:
+    """How many elements lie together along its innermost dimension of more than one."""
+    sizes = [tensor.shape[d] for d in memory_order(tensor) if tensor.shape[d] > 1]
+    return sizes[-1] if sizes else 1
 
 
 def _by_lines(body: Trace, geometry: Geometry, shape: Sequence[int]) -> Geometry:

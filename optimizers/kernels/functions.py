@@ -26,9 +26,8 @@ from tracefuse.optimizers.lowering.lowering import Accumulator, Lowering, NotFus
 from tracefuse.optimizers.trace import Trace, val
 
 LOOP_NAMES = {
-    "first_col",
     "index", "program", "outer", "chunk", "step", "start", "row", "col", "row_mask", "col_mask", "index_mask",
-    "offset", "offset_mask", "skip", "end", "line",
+    "offset", "offset_mask", "skip", "end", "line", "first_col",
 }  # fmt: skip
 """Names that a body's own lines use."""
 

@@ -20,6 +20,8 @@ from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
 from tracefuse.optimizers.lowering.gathers import GATHERS, gather_refusal
 from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
     MAX_STRIDED_ROW,
+    MAX_SUMMED_ROW,
+    NORM_BACKWARD,
     SUMMED,
     SUMS,
     are_few_and_long,
@@ -34,7 +36,7 @@ from tracefuse.optimizers.lowering.placements import SCATTERS as PLACES
 from tracefuse.optimizers.lowering.placements import scatter_refusal
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
-from tracefuse.optimizers.ops import arguments, aten, is_view, once_per_operator, reached, read_by
+from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_view, once_per_operator, reached, read_by
 from tracefuse.optimizers.trace import HALVES, SHORT_DTYPE, nbytes, phase, shape_of, tensors, val
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
@@ -63,7 +65,7 @@ def refusal(node: fx.Node) -> str | None:
         return "it is a kernel already"
     if is_mask(node):
         return "every kernel that reads it computes it again from its state"
-    return _op_refusal(node)
+    return _op_refusal(node) or _norm_refusal(node)
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -215,6 +217,17 @@ def _row_refusal(node: fx.Node) -> str | None:
         return "it sums into a boolean"
     _, n_rows, n_cols = geometry.sizes
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None
+
+
+def _norm_refusal(node: fx.Node) -> str | None:
+    """Why the backward of a norm stays with ATen whatever is beside it: its gradients of weight and bias need no kernel where
+    nobody reads them."""
+    if node.target not in NORM_BACKWARD or not any(u.args[1] != 0 and u.users for u in node.users if is_getitem(u)):
+        return None
+    rows = rows_of(node)
+    if rows is None or rows.sizes[2] <= MAX_SUMMED_ROW:
+        return None
+    return f"no program holds rows of more than {MAX_SUMMED_ROW} elements beside the sums of their columns"
 
 
 def has_fusible_neighbour(result: fx.Node, *operands: fx.Node) -> bool:

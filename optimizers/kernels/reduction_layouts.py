@@ -45,8 +45,9 @@ Shape = Sequence[int]
 ROWS_BLOCK = 2048
 """Elements of a program that holds whole rows which lie together."""
 STRIDED_BLOCK, STRIDED_LINE, STRIDED_WARPS = 2048, 64, 4
-"""The same where it reads lines across its rows: elements of the smallest block, of a line until that would make it more than
-twice as large, and warps of such blocks. Of 29 kernels on an H200 26 took 1.2 to 8 times as long with twice the warps."""
+"""The same where it reads lines across its rows. A block has at least so many elements; lines have up to 64 where that makes
+it at most twice as large, and such blocks have four warps: 26 of 29 kernels took 1.2 to 8 times as long on an H200 with
+eight."""
 LOOP_WARPS = 8
 """Warps of a program that reads one long row block after block: of 19 such kernels on an H200 they made 14 faster than four
 did, by up to a third, and none slower by more than 4 %."""
@@ -158,9 +159,9 @@ class Reads:
     """What a kernel that sums down columns reads.
 
     `nbytes` is what it reads per element, of all inputs that have so many. `unit` is for how many elements along the columns
-    an input has one number; 0: there is none. `is_gathered`: it has an input which is neither as large as what is summed nor
-    one number for a row or a column, as what a pool or an upsampling reads. Such loads come word by word: with several steps
-    of them under way a sum took 6 times as long on an H200.
+    an input has one number; 0: there is none. `is_gathered`: it has an input that is neither read in whole lines nor one
+    number for a row, a column or a line, as what a pool or an upsampling reads. Such loads come word by word: with several
+    steps of them under way a sum took 6 times as long on an H200.
     """
 
     nbytes: int = 4
@@ -208,9 +209,11 @@ def _step(columns: Geometry, grain: Grain, tuning: Tuning, fewest: int, reads: R
     n_outer, n_rows, n_cols = columns.sizes
     if grain is WHOLE_ROWS:
         cols = next_power_of_2(n_cols)
-        elements = grain.elements * (2 if cols in LARGER_STEPS and not reads.is_gathered else 1)
+        is_long = n_rows * cols >= LONG_ENOUGH * grain.programs * grain.elements
+        elements = grain.elements * (2 if is_long and cols in LARGER_STEPS and not reads.is_gathered else 1)
     else:
         cols = min(next_power_of_2(fewest), reads.unit or grain.cols)
+        # Lines too short for blocks of their own: three such kernels took 0.4 to 1.0 of the time with half of the elements.
         elements = grain.elements // (2 if columns.is_split and n_cols == 1 else 1)
     rows = max(1, min(tuning.elements(elements) // cols, next_power_of_2(n_rows)))
     # A second step that is half empty takes longer than a block of all rows, where columns alone fill a GPU.
@@ -220,8 +223,9 @@ def _step(columns: Geometry, grain: Grain, tuning: Tuning, fewest: int, reads: R
 
 def _programs(grain: Grain, block: Shape, row_blocks: int, n_cols: int) -> int:
     """About how many programs share out the columns."""
-    is_long = row_blocks >= 2 * LONG_ENOUGH * grain.programs and math.prod(block) <= grain.elements
-    return grain.programs * (2 if grain is WHOLE_ROWS and n_cols <= NARROW and is_long else 1)
+    if grain is not WHOLE_ROWS or n_cols > NARROW or math.prod(block) > grain.elements:
+        return grain.programs
+    return grain.programs * (2 if row_blocks >= 2 * LONG_ENOUGH * grain.programs else 1)
 
 
 def _lines(shape: Shape, columns: Geometry, wide: bool, grain: Grain, tuning: Tuning, reads: Reads) -> Layout | None:

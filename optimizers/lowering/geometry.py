@@ -43,7 +43,7 @@ STRIDED_ROWS = 16
 """So many neighbours in memory, one from each row, are read at once: 32 bytes in halves, what memory hands out."""
 
 FEW_ROWS, FEW_LARGE_ROWS = 64, 264
-"""So few rows that are longer than `MAX_ROW` leave most of a GPU idle if each has one program. Of rows to be added up that are
+"""So few rows that are longer than `MAX_ROW` leave most of a GPU idle if each has one program. Of groups of channels that are
 `LARGE` in all, two for each multiprocessor of an H100 or H200 are few: a program that reads its row again finds it in no
 cache."""
 
@@ -65,7 +65,8 @@ NORM_BACKWARD = {aten.native_layer_norm_backward.default, aten._fused_rms_norm_b
 class Geometry:
     """The elements that a reduction reads: `outer * rows * cols` of them, and the dimensions of its operand they run over, in
     the order of memory. `shape` is the operand's. Where what a column adds up lies in several places, with what is kept
-    between them, the last `run` of `row_dims` are those that lie together; else `run` is 0."""
+    between them, or is read line by line for the sake of what is one number for a line, the last `run` of `row_dims` are those
+    of a line; else `run` is 0."""
 
     outer_dims: tuple[int, ...]
     row_dims: tuple[int, ...]
@@ -96,7 +97,7 @@ class Geometry:
 
     @property
     def is_split(self) -> bool:
-        """Whether what a column adds up lies in several places, with what is kept between them."""
+        """Whether what a column adds up is several lines."""
         return self.run > 0
 
 
@@ -141,7 +142,7 @@ def rows_of(node: fx.Node) -> Geometry | None:
     kept, reduced = ([d for d in order if (d in dims) is wanted] for wanted in (False, True))
     geometry = _geometry(tuple(tensor.shape), (), kept, reduced)
     if node.target in SUMMED:
-        return geometry if _ends_with(tensor, order, dims) and not _are_summed_by_many(geometry) else None
+        return geometry if _ends_with(tensor, order, dims) and not _are_summed_by_many(geometry, dims) else None
     is_whole = _ends_with(tensor, range(tensor.dim()), dims) or _ends_with(tensor, order, dims)
     return geometry if is_whole or geometry.sizes[2] <= MAX_STRIDED_ROW else None
 
@@ -171,10 +172,13 @@ def are_few_and_long(rows: Geometry) -> bool:
     return n_cols > MAX_ROW and n_rows < FEW_ROWS
 
 
-def _are_summed_by_many(rows: Geometry) -> bool:
-    """Whether many programs share out each of these rows where an op adds them up."""
+def _are_summed_by_many(rows: Geometry, dims: Sequence[int]) -> bool:
+    """Whether many programs share out each of these rows where an op adds them up along `dims`. Rows of one dimension are
+    those of a softmax too, whose maximum the same kernel finds."""
     _, n_rows, n_cols = rows.sizes
-    return are_few_and_long(rows) or (n_cols > MAX_ROW and n_rows < FEW_LARGE_ROWS and rows.numel >= LARGE)
+    is_image = sum(rows.shape[d] > 1 for d in dims) > 1
+    is_large = is_image and n_cols > MAX_ROW and n_rows < FEW_LARGE_ROWS and rows.numel >= LARGE
+    return is_large or are_few_and_long(rows)
 
 
 def columns_of(node: fx.Node) -> Geometry | None:

@@ -38,7 +38,7 @@ class Atom:
 
     @property
     def is_one_number(self) -> bool:
-        return self.block > 0 and self.divisor % self.block == 0
+        return self.block > 1 and self.divisor % self.block == 0
 
     @property
     def lanes(self) -> Lanes:

@@ -332,6 +332,15 @@ def _added(variant: tracefuse.Variant) -> int:
     return sum(kernel.nbytes for kernel in plain)
 
 
+@compiled
+@pytest.mark.parametrize("shape", [[20_000], [3, 60, 50]], ids=str)
+def test_the_backward_of_a_norm_of_long_rows_stays_with_aten(shape: list[int]) -> None:
+    """A kernel would have to hold a row beside the sums of its columns."""
+    norm, x = nn.LayerNorm(shape), torch.randn(4, *shape, requires_grad=True)
+    variant = tracefuse.capture(lambda: norm(x * 2.0).square().mean().backward()).optimize().check()
+    assert [n for n in variant.trace.ops if n.target is torch.ops.aten.native_layer_norm_backward.default]
+
+
 # --- the compiler -----------------------------------------------------------------------------------------------------
 
 IMAGE, CHANNEL = (64, 64, 56, 56), (64, 1, 1)

@@ -121,3 +121,36 @@ def test_a_group_is_read_line_by_line_so_that_a_bias_is_one_number() -> None:
 
 def test_a_column_a_little_longer_than_a_block_is_one_block() -> None:
     assert "for step" not in source(LARGE["short columns"])
+
+
+def tables(x: Tensor, table: Tensor) -> Tensor:
+    """Of each position, as the gradient of a scale behind a position's embedding."""
+    return (x * table).view(-1, x.shape[-1]).sum(0)
+
+
+def gated(x: Tensor, gate: Tensor) -> Tensor:
+    return (x * gate).sum((0, 1))
+
+
+WHOLE: dict[str, Case] = {
+    "a table of positions": (tables, [(8, 1024, 3072), (1024, 3072)]),
+    "the same for many sequences": (tables, [(32, 512, 1024), (512, 1024)]),
+    "gates of channels": (gated, [(128, 49, 2048), (128, 1, 2048)]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_read_in_whole_lines_is_not_gathered(name: str) -> None:
+    text = source(WHOLE[name])
+    assert "num_stages=1" not in text
+    assert "COLS=64" in text
+
+
+def test_a_softmax_by_hand_of_few_long_rows_stays_one_kernel() -> None:
+    """Its sum does as its maximum: a kernel has one layout for both."""
+
+    def softmax(x: Tensor) -> Tensor:
+        power = (x - x.amax(-1, keepdim=True)).exp()
+        return power / power.sum(-1, keepdim=True)
+
+    assert "for start" in source((softmax, [(200, 50_257)]))
