@@ -220,8 +220,8 @@ def _row_refusal(node: fx.Node) -> str | None:
 
 
 def _norm_refusal(node: fx.Node) -> str | None:
-    """Why the backward of a norm stays with ATen whatever is beside it: its gradients of weight and bias need no kernel where
-    nobody reads them."""
+    """Why the backward of a norm stays with ATen: where its gradients of weight or bias are read too, and its rows are too
+    long for both."""
     if node.target not in NORM_BACKWARD or not any(u.args[1] != 0 and u.users for u in node.users if is_getitem(u)):
         return None
     rows = rows_of(node)

@@ -46,11 +46,9 @@ ROWS_BLOCK = 2048
 """Elements of a program that holds whole rows which lie together."""
 STRIDED_BLOCK, STRIDED_LINE, STRIDED_WARPS = 2048, 64, 4
 """The same where it reads lines across its rows. A block has at least so many elements; lines have up to 64 where that makes
-it at most twice as large, and such blocks have four warps: 26 of 29 kernels took 1.2 to 8 times as long on an H200 with
-eight."""
+it at most twice as large. On an H200 nearly all such kernels took longer with eight warps, some by far."""
 LOOP_WARPS = 8
-"""Warps of a program that reads one long row block after block: of 19 such kernels on an H200 they made 14 faster than four
-did, by up to a third, and none slower by more than 4 %."""
+"""Warps of a program that reads one long row block after block: on an H200 most such kernels were faster than with four."""
 LINE = 16
 """Elements at whose multiples loads are as wide as they get, for any dtype."""
 
@@ -148,10 +146,10 @@ too many a program rather reads through all lines as one."""
 STAGED_NBYTES = 100 * 1024
 """Shared memory for the loads under way of one program: two such programs run on a multiprocessor of 227 KiB."""
 NARROW, LONG_ENOUGH = 1024, 32
-"""Rows so short have twice the programs of `WHOLE_ROWS` if each then has so many steps: on an H200 the backward of a layer
-norm in bfloat16 took 0.75 to 0.9 of the time, wider ones up to 1.1."""
+"""Rows of up to so many elements have twice the programs of `WHOLE_ROWS` if each then has so many steps: on an H200 the
+backward of a layer norm in bfloat16 was faster, and of wider rows slower."""
 LARGER_STEPS = range(128, 257)
-"""Columns, padded, of such rows for which steps of twice the elements do more: there it took 0.5 to 1.0 of the time."""
+"""Columns, padded, of rows for which steps of twice the elements did more there."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +158,8 @@ class Reads:
 
     `nbytes` is what it reads per element, of all inputs that have so many. `unit` is for how many elements along the columns
     an input has one number; 0: there is none. `is_gathered`: it has an input that is neither read in whole lines nor one
-    number for a row, a column or a line, as what a pool or an upsampling reads. Such loads come word by word: with several
-    steps of them under way a sum took 6 times as long on an H200.
+    number for a row, a column or a line, as what a pool or an upsampling reads. Such loads come word by word: a sum with
+    several steps of them under way takes far longer.
     """
 
     nbytes: int = 4
@@ -213,7 +211,7 @@ def _step(columns: Geometry, grain: Grain, tuning: Tuning, fewest: int, reads: R
         elements = grain.elements * (2 if is_long and cols in LARGER_STEPS and not reads.is_gathered else 1)
     else:
         cols = min(next_power_of_2(fewest), reads.unit or grain.cols)
-        # Lines too short for blocks of their own: three such kernels took 0.4 to 1.0 of the time with half of the elements.
+        # Lines too short for blocks of their own: on an H200 such kernels were faster with half of the elements.
         elements = grain.elements // (2 if columns.is_split and n_cols == 1 else 1)
     rows = max(1, min(tuning.elements(elements) // cols, next_power_of_2(n_rows)))
     # A second step that is half empty takes longer than a block of all rows, where columns alone fill a GPU.
