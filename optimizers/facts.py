@@ -304,6 +304,11 @@ def lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return all(size == 1 or mine == theirs for size, mine, theirs in steps)
 
 
+def lies_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether images lie place by place, the channels of each beside each other."""
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
 @functools.lru_cache(maxsize=4096)
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether the elements fill one block of memory without gaps or overlaps, in any order of the dimensions."""

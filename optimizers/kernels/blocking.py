@@ -20,6 +20,8 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import span
+from tracefuse.optimizers.formulas.windows import WINDOW_OPS
+from tracefuse.optimizers.kernels.fusible import turns_images
 from tracefuse.optimizers.kernels.reduction_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, Reads, columns, rows
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import TRANSCENDENTAL
@@ -86,6 +88,7 @@ def below_columns(body: Trace) -> set[fx.Node]:
 def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
     """The layout of a kernel's body, or one for each segment."""
     wide = _needs_64_bits(body)
+    _refuse_turned_images(body)
     summed = next((n for n in body.ops if columns_of(n) is not None), None)
     if summed is not None:
         return _column_layouts(body, summed, wide, tuning)
@@ -110,6 +113,15 @@ def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
         return [_by_tables(body, shape, order, wide, tuning) or flat(shape, order, wide, tuning)]
     dim, sizes = parts
     return _placed([flat(_resized(shape, dim, size), order, wide, tuning) for size in sizes], shape, dim, sizes)
+
+
+def _refuse_turned_images(body: Trace) -> None:
+    """Refuse copies of images to another order beside what has no tiles: it would read or write one side word by word."""
+    turned = next((n for n in body.ops if turns_images(n)), None)
+    if turned is not None and any(
+        n.target in REDUCTIONS or n.target in WINDOW_OPS or columns_of(n) is not None for n in body.ops
+    ):
+        raise NotFusible(turned, "beside sums or windows, it would be read or written word by word")
 
 
 def _pitch(body: Trace, n_cols: int) -> int | None:

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import devices, once_per_kind, once_per_type, tensors_in
+from tracefuse.optimizers.facts import (
+    devices,
+    is_dense,
+    lie_alike,
+    lies_channels_last,
+    once_per_kind,
+    once_per_type,
+    tensors_in,
+)
 from tracefuse.optimizers.formulas.windows import NEAREST, WINDOW_OPS, window_refusal
 from tracefuse.optimizers.lowering.composites import COMPOSITES, CONSTANTS, REDUCTIONS
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
@@ -47,6 +55,9 @@ FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default, ate
 
 LEAST_CAST = 32 << 20
 """Bytes of float32 from which on a cast is worth a kernel of its own."""
+
+LEAST_TURNED = 1 << 20
+"""Bytes of images from which on a copy to another order is worth a kernel of its own."""
 
 # One number per row, which ATen computes in one pass.
 PLAIN_REDUCTIONS = {
@@ -98,6 +109,9 @@ def slow_in_aten(node: fx.Node) -> str | None:
     if _is_wide_cast(node):
         # `tests/bench/fusions/embeddings.py` has such a cast alone, and with an addition, beside what memory takes.
         return f"ATen's own cast to {SHORT_DTYPE[val(node).dtype]} takes twice as long as memory"
+    if turns_images(node) and nbytes(node) >= LEAST_TURNED:
+        # `tests/bench/kernels.py` has both: ATen's copy computes two offsets for each element.
+        return "ATen's own copy of images to the other order does not keep up with memory"
     if node.target in WINDOW_OPS - NEAREST:
         # Of programs with a pool, torch.compile, which gathers as we do, took 0.3 to 0.7 of eager's time on an H200.
         return "ATen's own kernel of windows does not keep up with memory"
@@ -106,6 +120,19 @@ def slow_in_aten(node: fx.Node) -> str | None:
     if is_composite or (columns is not None and not columns.is_split):
         return "ATen's own kernel reads that twice, or at half the speed of memory"
     return None
+
+
+@once_per_kind
+def turns_images(node: fx.Node) -> bool:
+    """Whether the op copies images that lie channel by channel to channels-last, or back."""
+    if node.target not in COPIES or not isinstance(node.args[0], fx.Node) or is_constant(node.args[0]):
+        return False
+    before, after = val(node.args[0]), val(node)
+    if before.dim() != 4 or not is_dense(before.shape, before.stride()) or lie_alike(before, after):
+        return False
+    return (lies_channels_last(before) and after.is_contiguous()) or (
+        before.is_contiguous() and lies_channels_last(after)
+    )
 
 
 def _is_slow_gelu(node: fx.Node) -> bool:

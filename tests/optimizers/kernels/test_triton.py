@@ -48,6 +48,7 @@ FILES = {
         "optimizers/kernels/test_what_sums_read.py",
         "optimizers/fuse/test_norms.py",
         "optimizers/fuse/test_convolutions.py",
+        "optimizers/channels_last/test_channels_last.py",
     ),
 }
 """By process, so that none takes long."""
