@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.alignment import UNALIGNED_SHARE, unaligned
+from tracefuse.optimizers.costs.convolutions import copied_bytes
 from tracefuse.optimizers.facts import lie_alike, once_per_kind, once_per_type, storage_id, tensors_in
 from tracefuse.optimizers.ops import draws, is_getitem, is_view, once_per_operator, producer
 from tracefuse.optimizers.trace import tensors, val
@@ -147,8 +148,8 @@ def bytes_written(node: fx.Node) -> int:
 
 @once_per_kind
 def bytes_moved(node: fx.Node) -> int:
-    """Bytes read plus bytes written, with those of the copies that a group norm makes first."""
-    return bytes_read(node) + bytes_written(node) + _copied_first(node)
+    """Bytes read plus bytes written, with those of the copies that a group norm makes first, and a convolution around it."""
+    return bytes_read(node) + bytes_written(node) + _copied_first(node) + 2 * copied_bytes(node)
 
 
 def _copied_first(node: fx.Node) -> int:
