@@ -20,6 +20,7 @@ from tracefuse.captures import Capture
 from tracefuse.config.configuration import Config, Machine
 from tracefuse.errors import SessionError
 from tracefuse.execution.replay import replayed
+from tracefuse.optimizers.channels_last import ChannelsLast
 from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.split import handed_over
 from tracefuse.optimizers.trace import Input, val
@@ -102,7 +103,8 @@ class LoadedCapture(Capture):
         if captured.data is not None and self.device.type == "cuda" and torch.cuda.is_available():
             torch.cuda.init()  # what a GPU can do is only asked where one is in use
             return super().machine
-        return Machine(captured.cat, captured.fuse, Pad(self.program.tf32, self.datasheet), peaks=self.datasheet)
+        pad, peaks = Pad(self.program.tf32, self.datasheet), self.datasheet
+        return Machine(captured.cat, captured.fuse, pad, ChannelsLast(**self.program.convolutions, peaks=peaks), peaks)
 
     def check_inputs(self) -> None:
         """Raise `SessionError` unless the captured tensors are in the file and their devices are here."""

@@ -114,7 +114,7 @@ class Shared(ABC, Generic[V]):
     def machine(self) -> Machine:
         """The machine that passes make programs for."""
         if self._machine is None:
-            return Machine.here(self.program.tf32, self.datasheet).knowing(self.timed)
+            return Machine.here(self.program.tf32, self.datasheet, self.program.convolutions).knowing(self.timed)
         known = self._machine.knowing(self.timed)
         return known if chosen() is None else known.priced_by(self.datasheet)
 

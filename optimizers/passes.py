@@ -5,8 +5,8 @@
     record    = one pass on one trace: before, after, seconds, decisions
 
 The order is fixed and is the order of the toggles: simplify, freeze, cat, linear_cross_entropy,
-decompose, pad, remat, optimizer_step, fuse, overlap. In a program that issues its collectives itself, as graphs of
-torch.compile do, overlap comes before remat.
+decompose, channels_last, pad, remat, optimizer_step, fuse, overlap. In a program that issues its collectives itself, as
+graphs of torch.compile do, overlap comes before remat.
 """
 
 from __future__ import annotations

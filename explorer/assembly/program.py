@@ -203,6 +203,12 @@ class CapturedProgram:
         """Whether the program ran where float32 matmuls may use the tensor cores."""
         return self.environment.get("tf32") == "True"
 
+    @property
+    def convolutions(self) -> dict[str, bool]:
+        """Whether cuDNN ran convolutions, and whether those of float32 might use tensor cores, as torch lets them."""
+        found = self.environment
+        return {"tf32": found.get("conv tf32", "True") == "True", "cudnn": found.get("cudnn", "on") == "on"}
+
 
 def pinned_among(trace: Trace, examples: Sequence[torch.Tensor]) -> frozenset[str]:
     """Names of the inputs that lie in pinned memory of the host."""

@@ -96,6 +96,7 @@ OPTIONS: tuple[Option, ...] = (
         DEFAULT_LOGITS_MEMORY,
     ),
     _pass("decompose"),
+    _pass("channels_last"),
     _pass("pad"),
     replace(
         _value(

@@ -19,6 +19,7 @@ from tracefuse.device.dropout import fuse_options
 from tracefuse.device.packed_attention import cat_options
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.channels_last import ChannelsLast
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.errors import MeshError, did_you_mean
@@ -45,13 +46,21 @@ class Machine:
     cat: Cat
     fuse: Fuse
     pad: Pad
+    channels_last: ChannelsLast = field(default_factory=ChannelsLast)
     peaks: Peaks = H100_SXM_DATASHEET
     linear_cross_entropy: type[LinearCrossEntropy] = LinearCrossEntropy
 
     @classmethod
-    def here(cls, tf32: bool = False, peaks: Peaks = H100_SXM_DATASHEET) -> Machine:
-        """This one, as far as its GPU is in use yet, for a program that has its float32 matmuls on tensor cores or not."""
-        return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32, peaks), peaks)
+    def here(
+        cls,
+        tf32: bool = False,
+        peaks: Peaks = H100_SXM_DATASHEET,
+        convolutions: Mapping[str, bool] | None = None,
+    ) -> Machine:
+        """This one, as far as its GPU is in use yet, for a program that has its float32 matmuls on tensor cores or not, and
+        whose `convolutions` run as those fields of `ChannelsLast` say."""
+        last = ChannelsLast(**(convolutions or {}), peaks=peaks)
+        return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32, peaks), last, peaks)
 
     def knowing(self, timed: tuple[TimedKernel, ...]) -> Machine:
         """The same machine, of which those times are known too."""
@@ -60,7 +69,12 @@ class Machine:
 
     def priced_by(self, peaks: Peaks) -> Machine:
         """The same machine with other figures."""
-        return replace(self, pad=replace(self.pad, peaks=peaks), peaks=peaks)
+        return replace(
+            self,
+            pad=replace(self.pad, peaks=peaks),
+            channels_last=replace(self.channels_last, peaks=peaks),
+            peaks=peaks,
+        )
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,7 @@ class Config:
     linear_cross_entropy: bool = True
     logits_memory: int = field(default=DEFAULT_LOGITS_MEMORY, metadata={"read_as": Size})
     decompose: bool = True
+    channels_last: bool = True
     pad: bool = True
     remat: float | None = field(default=DEFAULT_WEIGHT, metadata={"read_as": Weight | None})
     memory_budget: int | float | None = field(default=None, metadata={"read_as": Size | None})
@@ -107,7 +122,16 @@ class Config:
     def off(cls) -> Config:
         """No pass at all: the trace as it was captured."""
         own = tuple(one.changed(False) for one in registered())
-        switches = ("simplify", "cat", "linear_cross_entropy", "decompose", "pad", "optimizer_step", "fuse")
+        switches = (
+            "simplify",
+            "cat",
+            "linear_cross_entropy",
+            "decompose",
+            "channels_last",
+            "pad",
+            "optimizer_step",
+            "fuse",
+        )
         off = dict.fromkeys(switches, False)
         return cls(**off, freeze=None, remat=None, own=own)
 
@@ -164,6 +188,7 @@ class Config:
             "cat": machine.cat if self.cat else None,
             "linear_cross_entropy": self._head_loss(machine) if self.linear_cross_entropy else None,
             "decompose": Decompose() if self.decompose and self.fuse else None,
+            "channels_last": machine.channels_last if self.channels_last else None,
             "pad": machine.pad if self.pad else None,
             "remat": None if self.remat is None else self._remat(self.remat, machine.peaks),
             "optimizer_step": OptimizerStep() if self.optimizer_step else None,

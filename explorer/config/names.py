@@ -9,6 +9,7 @@ PASSES = {
     "cat": "replaces concatenations and slices of them by what they are made of",
     "linear_cross_entropy": "computes a head and its cross-entropy in chunks of rows, so that few logits are ever alive",
     "decompose": "takes cross-entropy, NLL and log-softmax apart into ops for the kernels of `fuse`, which it needs",
+    "channels_last": "lets the images of convolutions lie as tensor cores read them, with copies where a region of them ends",
     "pad": "pads matmuls whose rows are not aligned, such as a vocabulary of 50,257, to a width that tensor cores load fast",
     "remat": "decides by a minimum cut what the forward saves and what the backward computes again",
     "optimizer_step": "does an optimizer's step on all parameters, clipping and averages with it, in a few launches",

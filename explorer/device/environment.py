@@ -23,6 +23,7 @@ def environment() -> dict[str, str]:
         found["device"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)
         found["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)
+        found["conv tf32"] = str(torch.backends.cudnn.allow_tf32)
         found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability())
         found["cudnn"] = "on" if torch.backends.cudnn.enabled else "off"
         found["cudnn benchmark"] = "on" if torch.backends.cudnn.benchmark else "off"

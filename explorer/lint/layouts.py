@@ -20,6 +20,7 @@ from tracefuse.lint.facts import (
 from tracefuse.lint.spared import with_kernels
 from tracefuse.lint.strided import Without, without
 from tracefuse.measure.op_times import roofline_of
+from tracefuse.optimizers.channels_last.worth import loss, obstacle
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
 from tracefuse.optimizers.ops import arguments, grouped, is_returned, is_view
 from tracefuse.optimizers.trace import fake_mode, human_bytes, line_of, nbytes, val
@@ -229,6 +230,8 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
     few = len({n.args[1] for n in ops})
     moved = sum(_transposed(n) for n in with_backward(case, ops) if work(n) == "convolution")
     us = 1e6 * moved / roofline_of(case.trace).bytes_per_s
+    tf32 = case.program.convolutions["tf32"]
+    is_taken = case.program.convolutions["cudnn"] and any(not (obstacle(n) or loss(n, tf32)) for n in ops)
     yield from case.finding(
         "not-channels-last",
         case.severity(us, case.step_us + us),
@@ -239,10 +242,12 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
         ),
         ops,
         ops[0],
+        f"{'`channels_last` does, with copies where a region of convolutions ends; without any, ' if is_taken else ''}"
         "`model.to(memory_format=torch.channels_last)` and `x.to(memory_format=torch.channels_last)`, and no op between that "
         "lays it out anew",
         f"about {time_text(us)} on top of the step's {time_text(case.step_us)}, "
         f"{share_text(us, case.step_us + us)} of their sum ({case.beside_step('modelled: two passes over each tensor')})",
+        {"channels_last": True} if is_taken else None,
         kind="modelled",
     )
 

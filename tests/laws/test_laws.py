@@ -28,6 +28,7 @@ CHOICES = {
     "cat": {"cat": True},
     "linear_cross_entropy": {"linear_cross_entropy": True},
     "decompose": {"decompose": True, "fuse": True},
+    "channels_last": {"channels_last": True},
     "pad": {"pad": True},
     "remat": {"remat": 0.5},
     "remat of all": {"remat": 0.0},
@@ -36,8 +37,11 @@ CHOICES = {
     "remat to the least peak": {"remat": 0.5, "peak_budget": 2},
     "fuse": {"fuse": True},
     "remat of all, fused": {"simplify": True, "remat": 0.0, "fuse": True},
+    "channels_last, fused": {"decompose": True, "channels_last": True, "fuse": True},
     "pad, fused": {"decompose": True, "pad": True, "fuse": True},
-    "all": dict.fromkeys(("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "fuse"), True)
+    "all": dict.fromkeys(
+        ("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "channels_last", "pad", "fuse"), True
+    )
     | {"remat": 0.5},
 }
 

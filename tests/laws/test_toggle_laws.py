@@ -31,6 +31,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "linear_cross_entropy": (True, False),
     "logits_memory": (2**20, 2**29),
     "decompose": (True, False),
+    "channels_last": (True, False),
     "pad": (True, False),
     "remat": (None, 0.0, 0.5, 1.0),
     "memory_budget": (None, 0.5, 0.0),

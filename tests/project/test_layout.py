@@ -34,6 +34,7 @@ PURE = {
     "optimizers/costs": {"optimizers"},
     "optimizers/fakes": {"optimizers"},
     "optimizers/cat": {"optimizers", "optimizers/costs"},
+    "optimizers/channels_last": {"optimizers", "optimizers/costs", "optimizers/kernels", "optimizers/lowering"},
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
     "optimizers/formulas": {"optimizers"},
     "optimizers/linear_cross_entropy": {"optimizers", "optimizers/costs"},

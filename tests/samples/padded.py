@@ -1,4 +1,6 @@
-"""`pad` and `linear_cross_entropy` where everything gains: programs of tests are too small to, and on no GPU does float64."""
+"""`pad`, `channels_last` and `linear_cross_entropy` where everything gains: programs of tests are too small to.
+
+On no GPU does float64 gain either."""
 
 from __future__ import annotations
 
@@ -8,6 +10,9 @@ from torch import fx
 
 from tracefuse.config.configuration import Machine
 from tracefuse.optimizers.cat import Cat
+from tracefuse.optimizers.channels_last import ChannelsLast
+from tracefuse.optimizers.channels_last.worth import Worth as WorthOfOrder
+from tracefuse.optimizers.channels_last.worth import lies, obstacle
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.linear_cross_entropy import LinearCrossEntropy
 from tracefuse.optimizers.linear_cross_entropy.pattern import HeadLoss
@@ -23,6 +28,17 @@ class PadAll(Pad):
         return None
 
 
+class LastAll(ChannelsLast):
+    def refusal(self, node: fx.Node) -> str | None:
+        return obstacle(node)
+
+    def saved_s(self, node: fx.Node) -> float:
+        return 0.0 if lies(node) else 1.0
+
+    def is_gain(self, found: WorthOfOrder) -> bool:
+        return True
+
+
 class ChunkAll(LinearCrossEntropy):
     """Several chunks of every loss, the last one shorter."""
 
@@ -35,5 +51,5 @@ class ChunkAll(LinearCrossEntropy):
 
 PADS_ALL = Machine(Cat(), Fuse(), PadAll())
 """A machine whose matmuls are all padded, the CPU's too."""
-TAKES_ALL = replace(PADS_ALL, linear_cross_entropy=ChunkAll)
-"""One whose losses are all in chunks as well."""
+TAKES_ALL = replace(PADS_ALL, linear_cross_entropy=ChunkAll, channels_last=LastAll())
+"""One whose losses are all in chunks as well, and whose convolutions all lie channels-last."""

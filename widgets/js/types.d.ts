@@ -10,6 +10,7 @@ interface Config {
   freeze: string[] | null;
   cat: boolean;
   decompose: boolean;
+  channels_last: boolean;
   pad: boolean;
   remat: number | null;
   /** A fraction up to 1, or bytes. */

@@ -73,6 +73,7 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "budget 25 %": {"memory_budget": 0.25},
     "cat off": {"cat": False},
     "decompose off": {"decompose": False},
+    "channels_last off": {"channels_last": False},
     "pad off": {"pad": False},
     "simplify off": {"simplify": False},
     "linear_cross_entropy off": {"linear_cross_entropy": False},

@@ -76,7 +76,7 @@ def measured(case: Case, device: str) -> list[dict[str, Any]]:
     captured = tracefuse.capture(case.step)
     case.model.zero_grad()
     baseline = captured.optimize(
-        simplify=False, freeze=None, cat=False, decompose=False, pad=False, remat=None, fuse=False
+        simplify=False, freeze=None, cat=False, decompose=False, channels_last=False, pad=False, remat=None, fuse=False
     )
     rows, taken = [], {}
     if case.replays:
