@@ -138,7 +138,7 @@ def test_measuring_and_predicted_times(root: Locator) -> None:
     tile = root.get_by_test_id("tf-tile-time")
     expect(tile).to_contain_text("≡ modelled")
     root.get_by_test_id("tf-measure").click()
-    expect(root.get_by_test_id("tf-own-time")).to_contain_text("On this CPU a step took")
+    expect(root.get_by_test_id("tf-own-time")).to_contain_text("On this CPU, measured: ")
     expect(tile).to_contain_text("≡ modelled")
     settle(root)
     root.get_by_test_id("tf-clock").select_option("here")

@@ -124,13 +124,13 @@ function small(number) {
   return number === 0 ? "0" : number.toExponential(1).replace("-", "−");
 }
 
-/** What the step took on the CPU, which is no verdict on a GPU's; "" where it was not measured. @param {Payload} payload */
+/** What the step took on the CPU, which is no verdict on a GPU's, and what to know of that; null where it was not measured. @param {Payload} payload @returns {[string, string] | null} */
 export function ownTime({ runs_triton: runsTriton, timing, clock }) {
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
-  if (runsTriton || clock.chosen === "here" || !timing || !row?.baseline_ms) return "";
-  const took = `On this CPU a step took ${figure(row.baseline_ms.median)}`;
-  if (!row.variant_ms || timing.stale) return `${took} ms, measured.`;
+  if (runsTriton || clock.chosen === "here" || !timing || !row?.baseline_ms) return null;
+  const took = `On this CPU, measured: ${figure(row.baseline_ms.median)}`;
+  if (!row.variant_ms || timing.stale) return [`${took} ms a step`, ""];
   const isSeen = row.verdict === "faster" || row.verdict === "slower";
-  const why = row.verdict === "slower" ? ", whose kernels need a GPU" : "";
-  return isSeen ? `${took} ms, measured; with the passes ${figure(row.variant_ms.median)} ms${why}.` : `${took} ms, measured; with the passes: ${row.verdict}.`;
+  if (!isSeen) return [`${took} ms a step`, `; with the passes: ${row.verdict}`];
+  return [`${took} → ${figure(row.variant_ms.median)} ms a step`, ` with the passes${row.verdict === "slower" ? ", whose kernels need a GPU" : ""}`];
 }
