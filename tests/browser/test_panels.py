@@ -528,7 +528,7 @@ def test_everything_measured_stands_in_one_row(live: Page) -> None:
     assert len(set(tops)) == 1
     expect(live.get_by_test_id("tf-tile-peak")).to_contain_text("● measured")
     said = live.get_by_test_id("tf-tile-difference")
-    expect(said).to_have_text("Same as eageryesATen, on CPUto 3 fp32 roundings")
+    expect(said).to_have_text("Results vs eagersameon CPUto 3 fp32 roundings")
     expect(live.get_by_test_id("tf-baseline")).to_contain_text("c.optimize(fuse=False)")
 
 

@@ -222,7 +222,7 @@ def test_what_is_slowest_is_one_click_away(page: Page, press: Callable[[Locator]
     chip = page.get_by_test_id("tf-tree-slowest")
     told = re.fullmatch(r"▲ most launches: (h\.\* ×3), (\d+) of (\d+)", str(chip.text_content()))
     assert told
-    expect(page.get_by_test_id("tf-sentence")).to_contain_text(f"{told[2]} of {told[3]} are in {told[1]};")
+    expect(page.get_by_test_id("tf-sentence")).to_contain_text(f"{told[2]} of those {told[3]} are in {told[1]};")
     press(chip)
     expect(current(page).get_by_label("slowest", exact=True)).to_be_visible()
     expect(current(page).locator("b")).to_have_text(FOLD)

@@ -122,7 +122,7 @@ function lines(payload, status) {
   const here = clock.chosen !== "here" && payload.passes.some(({ delta_ms: one }) => one && !one.stale) && clock.choices.find(([id]) => id === "here");
   const record = clock.error === null ? "" : `Predictions here are within ${Math.max(1, Math.round(100 * clock.error))} % (${clock.forecasts} measured later).`;
   return [
-    ...(own ? [h("span", { title: payload.timing?.provenance, "data-testid": "tf-own-time" }, h("b", null, own[0]), h("span", { class: "tf-note" }, own[1]))] : []),
+    ...(own ? [h("span", { title: payload.timing?.provenance, "data-testid": "tf-own-time" }, "On this CPU, measured: ", h("b", null, own[0]), own[1])] : []),
     ...(here ? [h("span", { class: "tf-note", "data-testid": "tf-each" }, `Each pass was measured: choose “${here[1]}” in times.`)] : []),
     ...(status.busy === "" && status.text ? [h("span", { class: "tf-note", role: "status", "data-testid": "tf-given-up" }, status.text)] : []),
     ...(blocked ? [h("span", { class: "tf-blocked", role: "status", "data-testid": "tf-blocked" }, blocked)] : []),
