@@ -440,7 +440,7 @@ def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page, press: C
 
 def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page, press: Callable[[Locator], None]) -> None:
     finding = (
-        "{id: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: '1: x',"
+        "{id: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: 'a.py:1  x',"
         " fix: 'do', worth: '5 ms', kind: 'measured', changes: {cat: CAT}, mended: '', is_mended: false, key: 'x',"
         " bars: [], trials: []}"
     )

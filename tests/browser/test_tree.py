@@ -273,7 +273,7 @@ def test_the_sentence_is_the_tables_first_row(page: Page, press: Callable[[Locat
     says = page.get_by_test_id("tf-layers-says")
     first = page.locator("[data-testid=tf-layers] tbody th").first.text_content()
     expect(says).to_have_text(
-        re.compile(rf"^Backward is \d+\.\d× forward; that of {re.escape(str(first))} takes \d+ % of the step")
+        re.compile(rf"^Backward is \d+\.\d× forward; that of {re.escape(str(first))} takes \d+ % of the kernels’ time")
     )
     folded = page.locator("[data-testid=tf-layers] tbody tr").count()
     press(page.get_by_test_id("tf-layers-fold"))

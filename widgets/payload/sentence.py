@@ -165,8 +165,8 @@ def _running(count: int) -> str:
 
 def _whose(slow: Slowest) -> str:
     """`228 of those 373 are in h.*.attn ×12`; the levers have lines."""
-    is_one = round(slow.amount) == 1
-    return f"{slow.amount:,.0f} of those {slow.of:,.0f} {'is' if is_one else 'are'} {'in' if slow.paths else 'at'} {slow.label}"
+    verb = "is" if round(slow.amount) == 1 else "are"
+    return f"{slow.amount:,.0f} of those {slow.of:,.0f} {verb} {'in' if slow.paths else 'at'} {slow.label}"
 
 
 def _halves(rows: Layers) -> list[str]:

@@ -142,7 +142,8 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     assert host_us > 1000 > 100 > shown["clock"]["step_us"][1]
     assert shown["clock"]["takes_us"] == [pytest.approx(HOST_US * before), pytest.approx(host_us)]
     assert shown["clock"]["launches"] == [before, after]
-    most, place = re.findall(r" ([\d,]+) of those [\d,]+ are at (test_sentence\.py:\d+); ", shown["sentence"]["head"])[0]
+    told = r" ([\d,]+) of those [\d,]+ are at (test_sentence\.py:\d+); "
+    most, place = re.findall(told, shown["sentence"]["head"])[0]
     assert after / 2 < int(most.replace(",", "")) <= after
     assert shown["slowest"]["said"] == f"most launches: {place}, {most} of {after:,}"
     us = time_text(shown["clock"]["step_us"][0])

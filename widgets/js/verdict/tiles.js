@@ -30,7 +30,7 @@ function tile(id, label, figures, below, flag) {
   );
 }
 
-const GLYPHS = { measured: KINDS.measured[0], predicted: KINDS.predicted[0], modelled: KINDS.modelled[0], static: "≡" };
+const GLYPHS = { measured: KINDS.measured[0], predicted: KINDS.predicted[0], modelled: KINDS.modelled[0], static: "≈" };
 
 /** Where a figure comes from. @param {keyof typeof GLYPHS} kind @param {string} title */
 function origin(kind, title) {
