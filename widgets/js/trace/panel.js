@@ -86,7 +86,7 @@ export class TreePanel {
     this.body.classList.toggle("tf-tree-with-update", this.hasUpdate);
     /** @type {Record<string, string>} */
     const titles = { ratio: "backward over forward", ...(payload.clock.launches && { name: "what kernels take to run, those of all inside; the step takes longer, to launch them", share: "of the kernels’ time", ops: "before → after the passes; a launch each, of an update one a list" }) };
-    const labels = /** @type {Record<string, string>} */ (payload.clock.launches ? { name: "module or op, kernels’ time", share: "share" } : {});
+    const labels = /** @type {Record<string, string>} */ (payload.clock.launches ? { name: "all inside, kernels’ time", share: "share" } : {});
     this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: titles[kind] ?? label }, labels[kind] ?? label, kind === "name" && `, in ${this.unit?.name}`)));
   }
 
