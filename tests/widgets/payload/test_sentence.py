@@ -189,7 +189,11 @@ def slow(line_amount: float, **more: Any) -> Slowest:
         ),
         (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", "30 of those 120 are in h.*.attn ×2"),
         (slow(12.0, line=""), ", 25 % of it in h.*.attn ×2", "30 of those 120 are in h.*.attn ×2"),
-        (slow(30.0, paths=(), name="18: x"), ", 25 % of it at gpt.py:18", "30 of those 120 are at gpt.py:18"),
+        (
+            slow(30.0, paths=(), name="src/gpt.py:18  x"),
+            ", 25 % of it at gpt.py:18",
+            "30 of those 120 are at gpt.py:18",
+        ),
         (None, "", "Fewer"),
     ],
 )
