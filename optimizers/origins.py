@@ -25,11 +25,6 @@ class Line:
         return f"{self.label or self.file}:{self.line}"
 
     @cached_property
-    def numbered(self) -> str:
-        """`4: loss = model(x)`"""
-        return f"{self.line}: {self.text.strip()}"
-
-    @cached_property
     def _said(self) -> str:
         return f"{self.place}  {self.text.strip()}"
 

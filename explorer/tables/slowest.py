@@ -142,7 +142,7 @@ def _rows(trace: Trace, folds: Mapping[str, str], amounts: Mapping[str, float]) 
         if is_leaf and where.module_type:
             row.part("").add(*op)
         elif not around or around[-1] in inner:
-            text = where.source.numbered if where.source else "no line of the program"
+            text = str(where.source) if where.source else "no line of the program"
             row.part(text, is_line=True).add(*op)
     return step
 

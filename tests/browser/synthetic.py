@@ -102,7 +102,7 @@ def _value(op: str, phase: str, module: str, reads: list[str], kernel: str, us: 
     kind = _TYPES.get(module.split(".", 2)[-1], "Linear")
     return {
         "op": kernel or f"aten.{op}.default", "type": "f32[8, 128]", "stride": [128, 1], "nbytes": 4096, "phase": phase,
-        "module": module, "module_type": kind, "source": f"7: x = {op}(x)", "reads": reads, "uses": [], "twins": [],
+        "module": module, "module_type": kind, "source": f"gpt.py:7  x = {op}(x)", "reads": reads, "uses": [], "twins": [],
         "saved_bytes": 0, "removed": False, "storage": [], "kernel": kernel, "of": "", "time_us": [us, us], "lines": [],
     }  # fmt: skip
 

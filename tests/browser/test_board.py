@@ -96,7 +96,7 @@ def test_each_column_of_times_compares_its_own_kind(live: Page, written: Written
     row |= {"kind": "modelled", "ratio": 0.5, "ratio_kind": "modelled", "measured": timed}
     live.evaluate("board => set('board', board)", board)
     step, measured = rows(live).nth(1).locator("td").nth(1), rows(live).nth(1).locator("td").nth(2)
-    expect(step).to_contain_text("≡ ")
+    expect(step).to_contain_text("≈ ")
     expect(step.locator(".tf-gain")).to_have_text("−50 %")
     expect(step.locator(".tf-gain")).to_have_attribute("title", re.compile("modelled, both on "))
     expect(measured).to_contain_text("11.3 ms 11.2–11.4")

@@ -440,7 +440,7 @@ def test_an_unfolded_kernel_leads_to_the_values_it_computes(page: Page, press: C
 
 def test_a_finding_can_be_tried_only_where_that_changes_something(live: Page, press: Callable[[Locator], None]) -> None:
     finding = (
-        "{id: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: '1: x',"
+        "{id: 'a', severity: 'high', title: 'copies', evidence: [['copy', '5 ms']], values: [], source: 'a.py:1  x',"
         " fix: 'do', worth: '5 ms', kind: 'measured', changes: {cat: CAT}, mended: '', is_mended: false, key: 'x',"
         " bars: [], trials: []}"
     )
@@ -528,7 +528,7 @@ def test_everything_measured_stands_in_one_row(live: Page) -> None:
     assert len(set(tops)) == 1
     expect(live.get_by_test_id("tf-tile-peak")).to_contain_text("● measured")
     said = live.get_by_test_id("tf-tile-difference")
-    expect(said).to_have_text("Same as eageryesATen, on CPUto 3 fp32 roundings")
+    expect(said).to_have_text("Results vs eagersameon CPUto 3 fp32 roundings")
     expect(live.get_by_test_id("tf-baseline")).to_contain_text("c.optimize(fuse=False)")
 
 

@@ -222,7 +222,7 @@ def test_what_is_slowest_is_one_click_away(page: Page, press: Callable[[Locator]
     chip = page.get_by_test_id("tf-tree-slowest")
     told = re.fullmatch(r"▲ most launches: (h\.\* ×3), (\d+) of (\d+)", str(chip.text_content()))
     assert told
-    expect(page.get_by_test_id("tf-sentence")).to_contain_text(f"{told[2]} of {told[3]} are in {told[1]};")
+    expect(page.get_by_test_id("tf-sentence")).to_contain_text(f"{told[2]} of those {told[3]} are in {told[1]};")
     press(chip)
     expect(current(page).get_by_label("slowest", exact=True)).to_be_visible()
     expect(current(page).locator("b")).to_have_text(FOLD)
@@ -273,7 +273,7 @@ def test_the_sentence_is_the_tables_first_row(page: Page, press: Callable[[Locat
     says = page.get_by_test_id("tf-layers-says")
     first = page.locator("[data-testid=tf-layers] tbody th").first.text_content()
     expect(says).to_have_text(
-        re.compile(rf"^Backward is \d+\.\d× forward; that of {re.escape(str(first))} takes \d+ % of the step")
+        re.compile(rf"^Backward is \d+\.\d× forward; that of {re.escape(str(first))} takes \d+ % of the kernels’ time")
     )
     folded = page.locator("[data-testid=tf-layers] tbody tr").count()
     press(page.get_by_test_id("tf-layers-fold"))

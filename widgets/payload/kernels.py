@@ -157,7 +157,7 @@ def lines_of_calls(variant: Variant) -> dict[str, dict[str, tuple[Source | None,
 def line_records(variant: Variant) -> dict[str, list[list[Any]]]:
     """The same for the view: each line as values have their own, and its share."""
     return {
-        name: [[one.numbered if one else "", round(share, 4)] for one, share in lines.values()][:MOST_LINES]
+        name: [[str(one or ""), round(share, 4)] for one, share in lines.values()][:MOST_LINES]
         for name, lines in lines_of_calls(variant).items()
     }
 

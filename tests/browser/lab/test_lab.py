@@ -136,10 +136,10 @@ def test_a_parameter_is_frozen_and_trained_from_the_trace(root: Locator) -> None
 
 def test_measuring_and_predicted_times(root: Locator) -> None:
     tile = root.get_by_test_id("tf-tile-time")
-    expect(tile).to_contain_text("≡ modelled")
+    expect(tile).to_contain_text("≈ modelled")
     root.get_by_test_id("tf-measure").click()
-    expect(root.get_by_test_id("tf-own-time")).to_contain_text("On this CPU a step took")
-    expect(tile).to_contain_text("≡ modelled")
+    expect(root.get_by_test_id("tf-own-time")).to_contain_text("On this CPU, measured: ")
+    expect(tile).to_contain_text("≈ modelled")
     settle(root)
     root.get_by_test_id("tf-clock").select_option("here")
     expect(tile).to_contain_text("● measured")

@@ -113,14 +113,14 @@ def test_what_has_nearly_all_of_the_step_is_not_what_is_slow_in_it() -> None:
 
 def test_the_update_is_told_where_it_takes_most_and_hides_nothing_where_it_does_not() -> None:
     found = of(update=80, attn=12, mlp=8)
-    assert (found.name, found.paths, found.label) == ("62: optimizer.step()", (), "test_slowest.py:62")
+    assert (found.name, found.paths, found.label) == ("test_slowest.py:62  optimizer.step()", (), "test_slowest.py:62")
     assert of(update=30, attn=28, mlp=16).label == "h.*.attn ×3"
 
 
 def test_a_line_of_the_model_itself_is_told_by_its_place() -> None:
     found = of(loss=50, attn=20, mlp=10)
     assert found.label == "test_slowest.py:50"
-    assert found.name.startswith("50: loss = F.cross_entropy(")
+    assert found.name.startswith("test_slowest.py:50  loss = F.cross_entropy(")
 
 
 def captured(step: Callable[[], Tensor]) -> Trace:

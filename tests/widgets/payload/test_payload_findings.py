@@ -22,6 +22,8 @@ from tracefuse.config.configuration import Config
 from tracefuse.demo import GPT, batch
 from tracefuse.diagnose.fixes import NO_GPU
 from tracefuse.errors import FixError
+from tracefuse.measure.launches import HOST_US
+from tracefuse.text import time_text
 from tracefuse.widgets.html import to_html
 from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.pack import decode
@@ -260,9 +262,10 @@ def test_where_launches_bind_the_worth_of_an_action_is_in_launches() -> None:
     for action in shown["sentence"]["actions"]:
         (finding,) = [one for one in shown["findings"] if one["key"] == action["key"]]
         if finding["values"] and finding["kind"]:
-            spared = len(finding["values"])
+            spared, whole = len(finding["values"]), shown["clock"]["launches"][0]
+            amount = f"{time_text(HOST_US * spared)} of {time_text(HOST_US * whole)}"
             assert finding["launches"] == spared
-            assert action["worth"] == f"spares up to {spared} of {shown['clock']['launches'][0]} launches"
+            assert action["worth"] == f"spares up to {amount}: {spared} of {whole} launches"
             count += 1
     assert count
 

@@ -142,14 +142,15 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     assert host_us > 1000 > 100 > shown["clock"]["step_us"][1]
     assert shown["clock"]["takes_us"] == [pytest.approx(HOST_US * before), pytest.approx(host_us)]
     assert shown["clock"]["launches"] == [before, after]
-    most, place = re.findall(r" ([\d,]+) of [\d,]+ are at (test_sentence\.py:\d+); ", shown["sentence"]["head"])[0]
+    told = r" ([\d,]+) of those [\d,]+ are at (test_sentence\.py:\d+); "
+    most, place = re.findall(told, shown["sentence"]["head"])[0]
     assert after / 2 < int(most.replace(",", "")) <= after
     assert shown["slowest"]["said"] == f"most launches: {place}, {most} of {after:,}"
     us = time_text(shown["clock"]["step_us"][0])
     bound = f"The GPU waits for launches: on an example GPU (H100 SXM), modelled, {before:,} launches take "
     bound += f"{time_text(HOST_US * before)}, their kernels {us}; the passes leave {after:,} launches and "
     bound += f"{time_text(host_us)}. "
-    bound += f"{most} of {after:,} are at {place}; fewer launches help most."
+    bound += f"{most} of those {after:,} are at {place}; fewer launches help most."
     assert bound.startswith(shown["sentence"]["lead"])
     said, head = shown["sentence"]["said"], shown["sentence"]["head"]
     assert head == bound
@@ -184,11 +185,15 @@ def slow(line_amount: float, **more: Any) -> Slowest:
         (
             slow(12.0),
             ", 25 % of it in h.*.attn ×2 (gpt.py:18 alone 10 %)",
-            "30 of 120 are in h.*.attn ×2",
+            "30 of those 120 are in h.*.attn ×2",
         ),
-        (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", "30 of 120 are in h.*.attn ×2"),
-        (slow(12.0, line=""), ", 25 % of it in h.*.attn ×2", "30 of 120 are in h.*.attn ×2"),
-        (slow(30.0, paths=(), name="18: x"), ", 25 % of it at gpt.py:18", "30 of 120 are at gpt.py:18"),
+        (slow(30.0), ", 25 % of it in h.*.attn ×2 (gpt.py:18)", "30 of those 120 are in h.*.attn ×2"),
+        (slow(12.0, line=""), ", 25 % of it in h.*.attn ×2", "30 of those 120 are in h.*.attn ×2"),
+        (
+            slow(30.0, paths=(), name="src/gpt.py:18  x"),
+            ", 25 % of it at gpt.py:18",
+            "30 of those 120 are at gpt.py:18",
+        ),
         (None, "", "Fewer"),
     ],
 )
@@ -281,7 +286,9 @@ def test_the_findings_that_lead_are_the_first_actions() -> None:
     (first,) = [one for one in left if one["title"] == actions[0]["title"]]
     # The step is bound by launches: a share of its kernels' time would tell nothing.
     count = len(first["values"])
-    assert actions[0]["worth"] == f"spares up to {count} of {shown['clock']['launches'][0]} launches"
+    whole = shown["clock"]["launches"][0]
+    spared = f"{time_text(HOST_US * count)} of {time_text(HOST_US * whole)}"
+    assert actions[0]["worth"] == f"spares up to {spared}: {count} of {whole} launches"
     assert "(" not in actions[0]["worth"]
 
 
@@ -403,7 +410,7 @@ def test_in_a_step_that_waits_for_launches_what_spares_most_leads() -> None:
     assert shown["clock"]["launches"]
     first, *_, last = shown["sentence"]["actions"]
     assert first["title"].startswith("a loop launches")
-    assert re.fullmatch(r"spares up to \d+ of \d+ launches", first["worth"])
+    assert re.fullmatch(r"spares up to [\d.]+ .s of [\d.]+ ms: \d+ of \d+ launches", first["worth"])
     assert "takes a notable share" in last["title"]
     assert re.fullmatch(r"minor: .* of kernels, no launch", last["worth"])
     assert next(one["title"] for one in shown["findings"] if not one["is_mended"]) == first["title"]

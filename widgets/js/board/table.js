@@ -29,7 +29,7 @@ export function table(board, { marked, isLive, order, isReachable, open, mark, s
         null,
         h("th", { scope: "col" }, h("abbr", { title: "mark two to compare them" }, "⇆")),
         sorted("tried", "configuration", "in the order in which they were tried"),
-        sorted("step", "step", `of ${board.device}, and beside the captured program's of the same kind; ≡ modelled, ◍ predicted, ● measured. Fastest first`),
+        sorted("step", "step", `of ${board.device}, and beside the captured program's of the same kind; ≈ modelled, ◍ predicted, ● measured. Fastest first`),
         h("th", { scope: "col", class: "tf-right" }, h("abbr", { title: "as it was timed, with its 95 % interval, and beside the captured program as that was timed" }, "measured")),
         sorted("peak", "peak", "the most bytes alive at once, static. Least first"),
         h("th", { scope: "col", class: "tf-right" }, "tried"),

@@ -15,7 +15,7 @@ const COLUMNS = /** @type {[string, KernelKey | "", string, boolean?][]} */ ([
   ["kernel or library call", "name", "Triton's kernels, and the operators that a library computes: together they are the step", true],
   ["calls", "calls", "in one step"],
   ["step", "time", "time of all its calls in a step"],
-  ["of step", "", "its share of the step"],
+  ["of step", "", "its share of what all kernels of the step take"],
   ["one", "", "mean time of one call"],
   ["moves", "bytes", "bytes that one call reads and writes; sorted by those of a step"],
   ["bound", "", "the nearest roof: memory, compute, or launch where it is over before the next one can begin; with the share of it that is reached, where that was measured", true],
@@ -194,7 +194,7 @@ function ratioOf(gain) {
 function total(rows, clock) {
   const step = rows.reduce((sum, one) => sum + (one.step ?? 0), 0);
   const calls = rows.reduce((sum, one) => sum + one.calls, 0);
-  return h("tfoot", null, h("tr", { "data-testid": "tf-kernels-total" }, h("th", { scope: "row" }, "the step"), right(calls), right(formatTime(step)), right(shareOf(step, clock.step_us[1])), h("td", { colspan: "5" })));
+  return h("tfoot", null, h("tr", { "data-testid": "tf-kernels-total" }, h("th", { scope: "row" }, "kernels of the step"), right(calls), right(formatTime(step)), right(shareOf(step, clock.step_us[1])), h("td", { colspan: "5" })));
 }
 
 function unknown() {

@@ -13,7 +13,7 @@ const COLUMNS = /** @type {[Column, string, string][]} */ ([
   ["forward", "forward", "tf-right"],
   ["backward", "backward", "tf-right"],
   ["update", "update", "tf-right"],
-  ["ratio", "ratio", "tf-right"],
+  ["ratio", "bwd/fwd", "tf-right"],
   ["share", "of step", "tf-right"],
   ["change", "before → after", "tf-right"],
   ["saved", "saved", "tf-right"],
@@ -57,13 +57,14 @@ export class LayersPanel {
     const unit = unitOf(tree.total);
     const total = all.reduce((sum, row) => sum + stepTime(row), 0);
     const scale = Math.max(...layers.flatMap((row) => row.backward));
+    const whole = view.payload.clock.launches ? "the kernels’ time" : "the step";
     this.rows = layers.map((layer) => [this.row(layer, { unit, total, scale, hasRatios: !view.payload.no_verdict }), layer]);
-    this.says.textContent = layers.length === 0 ? "No module ran in this trace." : view.payload.backward.ops[1] === 0 ? "There is no backward in this program." : view.payload.no_verdict || answer(layers);
+    this.says.textContent = layers.length === 0 ? "No module ran in this trace." : view.payload.backward.ops[1] === 0 ? "There is no backward in this program." : view.payload.no_verdict || answer(layers, whole);
     const head = h("tr", null, this.columns.map((column) => this.header(column)));
     const body = h("tbody", null, this.rows.map(([row]) => row));
     const table = h("table", { class: "tf-table", "data-testid": "tf-layers" }, h("thead", null, head), body);
     const { after } = view.payload.times;
-    const note = h("p", { class: "tf-note", title: after }, `In ${unit.name}, ${after.split(/[: ]/)[0]}, of each module's own ops; Trace sums those inside.`);
+    const note = h("p", { class: "tf-note", title: after }, `In ${unit.name} of ${whole}, ${after.split(/[: ]/)[0]}, of each module's own ops; Trace sums those inside.`);
     this.table.replaceChildren(...(layers.length ? [note, legend(all), table] : []));
     this.mark(view);
   }

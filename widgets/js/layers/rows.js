@@ -136,8 +136,8 @@ export function sorted(rows, column, descending) {
   });
 }
 
-/** "Backward is 2.3× forward; that of head takes 25 % of the step (matmul)." @param {Layer[]} rows */
-export function answer(rows) {
+/** "Backward is 2.3× forward; that of head takes 25 % of the step (matmul)." @param {Layer[]} rows @param {string} [whole] */
+export function answer(rows, whole = "the step") {
   const total = (/** @type {"forward" | "backward"} */ of) => rows.reduce((sum, row) => sum + row[of][1], 0);
   const [forward, backward] = [total("forward"), total("backward")];
   if (backward === 0) return forward === 0 ? "No op of this trace has a time." : "Nothing here takes time in the backward.";
@@ -146,8 +146,8 @@ export function answer(rows) {
   const cause = most.cause && ` (${most.cause.replace(/ \d+ %$/, "")})`;
   const out = odd ? ` ${odd === most ? "That" : named(odd)} is out of line as captured: ${over(odd)}× its forward, its matmuls ${short(expected(odd, 0))}×.` : "";
   const step = rows.reduce((sum, row) => sum + stepTime(row), 0);
-  const share = `that of ${named(most)} takes ${Math.round((100 * most.backward[1]) / step)} % of the step${cause}.${out}`;
-  return forward === 0 ? `All of the step is backward; ${share}` : `Backward is ${(backward / forward).toFixed(1)}× forward; ${share}`;
+  const share = `that of ${named(most)} takes ${Math.round((100 * most.backward[1]) / step)} % of ${whole}${cause}.${out}`;
+  return forward === 0 ? `All of ${whole} is backward; ${share}` : `Backward is ${(backward / forward).toFixed(1)}× forward; ${share}`;
 }
 
 /** @param {Layer} row */

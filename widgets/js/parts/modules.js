@@ -174,7 +174,10 @@ function splitLines(one, context) {
   one.children.sort(byRank);
 }
 
-const number = (/** @type {Branch} */ line) => parseInt(line.name, 10);
+/** "gpt.py:69" of "src/gpt.py:69  place = torch.arange(…)"; "" of what is no line. @param {string} line */
+export const placeOf = (line) => /^.*:\d+$/.exec(line.split("  ")[0])?.[0].split("/").pop() ?? "";
+
+const number = (/** @type {Branch} */ line) => Number(/:(\d+)  /.exec(line.name)?.[1]);
 
 /** The place of a line of which nothing is used: before the next one of the text. @param {Branch} line @param {Iterable<Branch>} lines */
 function before(line, lines) {

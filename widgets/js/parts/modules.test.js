@@ -9,12 +9,12 @@ const names = (branches) => branches.map((one) => one.name || one.type);
 const at = (path) => tree.modules.find((one) => one.path === path);
 
 test("modules and lines outside of any stand at the top, in the order of the program", () => {
-  assert.deepEqual(names(tree.top), ["GPT", "9: loss = mse(y, t)", "inputs"]);
-  assert.deepEqual(names(tree.top[0].children), ["7: x = x * 2", "h"]);
+  assert.deepEqual(names(tree.top), ["GPT", "gpt.py:9  loss = mse(y, t)", "inputs"]);
+  assert.deepEqual(names(tree.top[0].children), ["gpt.py:7  x = x * 2", "h"]);
 });
 
 test("own ops of a module with modules inside are in lines among those", () => {
-  assert.deepEqual(names(at("h.1").children), ["up", "5: return gelu(y)"]);
+  assert.deepEqual(names(at("h.1").children), ["up", "gpt.py:5  return gelu(y)"]);
   assert.deepEqual(at("h.1").children[1].values, ["gelu_1", "dgelu_1"]);
   assert.deepEqual(at("h.1").values, []);
 });
@@ -59,8 +59,8 @@ test("what is told to be slow is found: modules by their paths, a line by its te
   const of = (fields) => slowestIn(tree, { said: "", line: "", ...fields }).map(({ path, name }) => path || name);
   assert.deepEqual(of({ name: "h.*.up", paths: ["h.0.up", "h.1.up", "h.2.up"] }), ["h.0.up", "h.1.up", "h.2.up"]);
   assert.deepEqual(of({ name: "GPT", paths: [""] }), [""]);
-  assert.deepEqual(of({ name: "9: loss = mse(y, t)", paths: [] }), ["9: loss = mse(y, t)"]);
-  assert.deepEqual(of({ name: "7: x = x * 2", paths: [] }), ["7: x = x * 2"]);
+  assert.deepEqual(of({ name: "gpt.py:9  loss = mse(y, t)", paths: [] }), ["gpt.py:9  loss = mse(y, t)"]);
+  assert.deepEqual(of({ name: "gpt.py:7  x = x * 2", paths: [] }), ["gpt.py:7  x = x * 2"]);
   assert.deepEqual(slowestIn(tree, null), []);
 });
 
@@ -77,7 +77,7 @@ test("a rewritten value is changed, not removed", () => {
 test("a trace without modules is a list of lines", () => {
   const other = program();
   for (const one of Object.values(other.values)) [one.module, one.module_type] = ["", ""];
-  assert.deepEqual(names(buildTree(other).top), ["7: x = x * 2", "4: y = self.up(x)", "5: return gelu(y)", "9: loss = mse(y, t)", "inputs"]);
+  assert.deepEqual(names(buildTree(other).top), ["gpt.py:7  x = x * 2", "gpt.py:4  y = self.up(x)", "gpt.py:5  return gelu(y)", "gpt.py:9  loss = mse(y, t)", "inputs"]);
 });
 
 test("an empty trace has no rows", () => {

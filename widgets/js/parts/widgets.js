@@ -12,7 +12,7 @@ export const NAMELESS = "give the capture a name, with `c = …` or as `%%tracef
 export const KINDS = {
   measured: ["●", "timed on this device"],
   predicted: ["◍", "not timed yet: what did not change keeps its measured time, what changed is modelled and calibrated by what was measured"],
-  modelled: ["≡", "the least time that the bytes and the arithmetic take, no launch counted: nothing was timed"],
+  modelled: ["≈", "the least time that the bytes and the arithmetic take, no launch counted: nothing was timed"],
 };
 
 /** @param {TimeKind | ""} kind */

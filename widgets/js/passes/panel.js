@@ -183,5 +183,5 @@ function figures(one, payload) {
 /** @param {string} call */
 function callLine(call) {
   if (!call) return h("p", { class: "tf-note", "data-testid": "tf-call" }, `${NAMELESS}, to use it in Python`);
-  return h("div", { class: "tf-call" }, h("span", { class: "tf-label" }, term("In Python", `${call.split(".")[0]} is the capture; tracefuse.load reads it from a session file, which tracefuse FILE --session c.tfz writes`)), h("code", { "data-testid": "tf-call" }, call), copyButton(call));
+  return h("div", { class: "tf-call" }, h("span", { class: "tf-label" }, term("These passes in Python", `${call.split(".")[0]} is the capture; tracefuse.load reads it from a session file, which tracefuse FILE --session c.tfz writes`)), h("code", { "data-testid": "tf-call" }, call), copyButton(call));
 }

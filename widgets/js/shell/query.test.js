@@ -5,8 +5,8 @@ import { value } from "../testing/program.js";
 import { found, parse, rank } from "./query.js";
 
 const values = {
-  mm: value({ op: "aten.mm.default", module: "h.1.up", module_type: "Linear", source: "4: y = self.up(x)", saved_bytes: 24, time_us: [900, 1500], type: "bf16[2, 3]", nbytes: 3 * 2 ** 20 }),
-  addmm: value({ op: "aten.addmm.default", module: "h.10.up", module_type: "Linear", source: "8: z", time_us: [2, 2] }),
+  mm: value({ op: "aten.mm.default", module: "h.1.up", module_type: "Linear", source: "gpt.py:4  y = self.up(x)", saved_bytes: 24, time_us: [900, 1500], type: "bf16[2, 3]", nbytes: 3 * 2 ** 20 }),
+  addmm: value({ op: "aten.addmm.default", module: "h.10.up", module_type: "Linear", source: "gpt.py:8  z", time_us: [2, 2] }),
   fused: value({ op: "fused_mul_add_1ab", kernel: "fused_mul_add_1ab", phase: "backward", type: "(f32[2], i64[2])", time_us: [null, 5] }),
   gone: value({ op: "aten.native_layer_norm.default", removed: true, time_us: [8, null] }),
   view: value({ op: "aten.view.default", module: "h.1", time_us: [null, null], nbytes: 0 }),
@@ -26,7 +26,7 @@ test("words are looked for everywhere, and all must be there", () => {
 });
 
 test("what is called so comes before what has it as a part, and that before what contains it", () => {
-  const all = { ...values, up: value({ op: "aten.upsample.vec" }), proj_up: value({}), dropout_up2: value({ source: "9: up = x" }) };
+  const all = { ...values, up: value({ op: "aten.upsample.vec" }), proj_up: value({}), dropout_up2: value({ source: "gpt.py:9  up = x" }) };
   const ranks = (text) => Object.fromEntries(Object.keys(all).map((name) => [name, rank(parse(text, all), name, all[name])]));
   const of = ranks("up");
   assert.deepEqual([of.up, of.mm, of.proj_up, of.dropout_up2], [0, 0, 1, 2]);

@@ -7,8 +7,7 @@ import { decisionsOn, passWork } from "../passes/decisions.js";
 import { frozen, frozenBy, hasGradient, parameterOf, pinned, pinOf } from "../passes/pins.js";
 
 const SHOWN = 12;
-const HINT = "Click a value, or walk with ↑ ↓, to see what is known of it.";
-const OF_PASS = " A pass on the left shows here what it did.";
+const HINT = "Click a value for more on it.";
 const NOT_HELD = "this saved page holds no such choice: run it in a notebook";
 
 /** @param {View} view @param {boolean} showsPass of a pass and a value, which one @param {Open} open @param {Act} act */
@@ -21,7 +20,7 @@ export function details(view, showsPass, open, act) {
   const empty = { ...attributes, class: "tf-details tf-empty" };
   if (work && (showsPass || !value)) return h("div", empty, passWork(work, view, act));
   const stepped = inStep(view);
-  if (!selected) return h("div", { ...empty, class: "tf-details tf-empty tf-hint" }, h("span", { class: "tf-note" }, HINT, h("span", null, OF_PASS)));
+  if (!selected) return h("div", { ...empty, class: "tf-details tf-empty tf-hint" }, next(payload), h("span", null, HINT));
   if (!value) return h("div", attributes, h("div", { class: "tf-facts" }, h("b", { class: "tf-name" }, selected), clear(pass, act)), ...stepped, why(`${selected} is in neither trace with these passes${stepped.length > 0 ? ": another pass made it, or took it away" : ""}.`));
   return h(
     "div",
@@ -42,6 +41,11 @@ export function details(view, showsPass, open, act) {
     chips(value.phase === "forward" ? "backward twin" : "forward twin", value.twins, act),
     ...decisionsOn(selected, payload).map(([name, decision]) => fact(name, h("span", null, h("span", { class: "tf-action" }, decision.action), ` ${decision.reason}`))),
   );
+}
+
+/** What to do with what is shown, which is there already. @param {Payload} payload */
+function next({ call, blocked }) {
+  return call && !blocked && h("span", { title: call }, `Next: \`${call.replace(/\(.+\)$/, "(…)")}.compile()\` runs the step this way; Take away saves it. `);
 }
 
 /** What the step of the pipeline that the code is of says of the value, where the rest is of all passes. @param {View} view */

@@ -14,14 +14,14 @@ function layer(at, us) {
   const module = `h.${at}`;
   return {
     forward: {
-      [`mm_${at}`]: value({ op: "aten.mm.default", module: `${module}.up`, module_type: "Linear", source: "4: y = self.up(x)", twins: [`dx_${at}`, `dw_${at}`], saved_bytes: 24, time_us: [2, 2] }),
-      [`view_${at}`]: value({ op: "aten.view.default", module: `${module}.up`, module_type: "Linear", source: "4: y = self.up(x)", time_us: [null, null] }),
-      [`gelu_${at}`]: value({ op: "aten.gelu.default", module, module_type: "Block", source: "5: return gelu(y)", twins: [`dgelu_${at}`] }),
+      [`mm_${at}`]: value({ op: "aten.mm.default", module: `${module}.up`, module_type: "Linear", source: "gpt.py:4  y = self.up(x)", twins: [`dx_${at}`, `dw_${at}`], saved_bytes: 24, time_us: [2, 2] }),
+      [`view_${at}`]: value({ op: "aten.view.default", module: `${module}.up`, module_type: "Linear", source: "gpt.py:4  y = self.up(x)", time_us: [null, null] }),
+      [`gelu_${at}`]: value({ op: "aten.gelu.default", module, module_type: "Block", source: "gpt.py:5  return gelu(y)", twins: [`dgelu_${at}`] }),
     },
     backward: {
-      [`dgelu_${at}`]: value({ op: "aten.gelu_backward.default", phase: "backward", module, module_type: "Block", source: "5: return gelu(y)", twins: [`gelu_${at}`] }),
-      [`dx_${at}`]: value({ op: "aten.mm.default", phase: "backward", module: `${module}.up`, module_type: "Linear", source: "4: y = self.up(x)", twins: [`mm_${at}`], time_us: [us, us] }),
-      [`dw_${at}`]: value({ op: "aten.sum.dim_IntList", phase: "backward", module: `${module}.up`, module_type: "Linear", source: "4: y = self.up(x)", twins: [`mm_${at}`] }),
+      [`dgelu_${at}`]: value({ op: "aten.gelu_backward.default", phase: "backward", module, module_type: "Block", source: "gpt.py:5  return gelu(y)", twins: [`gelu_${at}`] }),
+      [`dx_${at}`]: value({ op: "aten.mm.default", phase: "backward", module: `${module}.up`, module_type: "Linear", source: "gpt.py:4  y = self.up(x)", twins: [`mm_${at}`], time_us: [us, us] }),
+      [`dw_${at}`]: value({ op: "aten.sum.dim_IntList", phase: "backward", module: `${module}.up`, module_type: "Linear", source: "gpt.py:4  y = self.up(x)", twins: [`mm_${at}`] }),
     },
   };
 }
@@ -30,14 +30,14 @@ function layer(at, us) {
 export function program() {
   const layers = [layer(0, 3), layer(1, 7), layer(2, 3)];
   const before = {
-    scale: value({ module_type: "GPT", source: "7: x = x * 2", removed: true, time_us: [1, null] }),
+    scale: value({ module_type: "GPT", source: "gpt.py:7  x = x * 2", removed: true, time_us: [1, null] }),
     ...Object.assign({}, ...layers.map(({ forward }) => forward)),
-    loss: value({ op: "aten.mse_loss.default", type: "f32[]", source: "9: loss = mse(y, t)", twins: ["dloss"], nbytes: 4 }),
-    dloss: value({ op: "aten.mse_loss_backward.default", phase: "backward", source: "9: loss = mse(y, t)", twins: ["loss"] }),
+    loss: value({ op: "aten.mse_loss.default", type: "f32[]", source: "gpt.py:9  loss = mse(y, t)", twins: ["dloss"], nbytes: 4 }),
+    dloss: value({ op: "aten.mse_loss_backward.default", phase: "backward", source: "gpt.py:9  loss = mse(y, t)", twins: ["loss"] }),
     ...Object.assign({}, ...layers.toReversed().map(({ backward }) => backward)),
   };
   // One op that a pass put right after the first one of the second layer.
-  const added = value({ op: "fused_mul_9ab", kernel: "fused_mul_9ab", module: "h.1.up", module_type: "Linear", source: "4: y = self.up(x)", time_us: [null, 0.5] });
+  const added = value({ op: "fused_mul_9ab", kernel: "fused_mul_9ab", module: "h.1.up", module_type: "Linear", source: "gpt.py:4  y = self.up(x)", time_us: [null, 0.5] });
   const after = Object.keys(before).filter((name) => name !== "scale").flatMap((name) => (name === "mm_1" ? [name, "added"] : [name]));
   const weight = value({ op: "placeholder", of: "h.0.up.weight", time_us: [null, null] });
   return {

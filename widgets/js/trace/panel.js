@@ -1,6 +1,6 @@
 // The Trace tab, a table that is a tree: modules with their times, and ops with their backward twins beside them.
 
-import { h, unique } from "../parts/dom.js";
+import { formatTime, h, unique } from "../parts/dom.js";
 import { buildTree, changes, slowestIn, time } from "../parts/modules.js";
 import { percent, unitOf } from "../parts/widgets.js";
 import { rowElement } from "./row.js";
@@ -9,7 +9,7 @@ import { computedBy, holders, Rows } from "./rows.js";
 const ROW = 24;
 /** Rows beyond either edge, so that a fast wheel shows no gap. */
 const MARGIN = 10;
-const COLUMNS = /** @type {const} */ ([["name", "module or op, all inside"], ["time", "forward"], ["time", "backward"], ["time", "update"], ["ratio", "ratio"], ["share", "of step"], ["ops", "ops"], ["saved", "saved"]]);
+const COLUMNS = /** @type {const} */ ([["name", "module or op, all inside"], ["time", "forward"], ["time", "backward"], ["time", "update"], ["ratio", "bwd/fwd"], ["share", "of step"], ["ops", "ops"], ["saved", "saved"]]);
 
 /** @implements {Panel} */
 export class TreePanel {
@@ -85,8 +85,9 @@ export class TreePanel {
     this.hasUpdate = payload.update !== null;
     this.body.classList.toggle("tf-tree-with-update", this.hasUpdate);
     /** @type {Record<string, string>} */
-    const titles = { ratio: "backward over forward", ...(payload.clock.launches && { name: "what kernels take to run, those of all inside", ops: "before → after the passes; a launch each, of an update one a list" }) };
-    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: titles[kind] ?? label }, kind === "name" ? `${label}, in ${this.unit?.name}` : label)));
+    const titles = { ratio: "backward over forward", ...(payload.clock.launches && { name: "what kernels take to run, those of all inside; the step takes longer, to launch them", share: "of the kernels’ time", ops: "before → after the passes; a launch each, of an update one a list" }) };
+    const labels = /** @type {Record<string, string>} */ (payload.clock.launches ? { name: "all inside, kernels’ time", share: "share" } : {});
+    this.head.replaceChildren(...COLUMNS.filter(([, label]) => this.hasUpdate || label !== "update").map(([kind, label]) => h("span", { role: "columnheader", class: `tf-tree-${kind}`, title: titles[kind] ?? label }, labels[kind] ?? label, kind === "name" && `, in ${this.unit?.name}`)));
   }
 
   /** Whose times these are, and which module to look at first. */
@@ -97,9 +98,10 @@ export class TreePanel {
     this.slowest = slowestIn(tree, slowest);
     const [, kind] = clock.kinds;
     const said = kind === "modelled" ? kind : `${kind} ${kind === "measured" ? "on" : "for"} ${clock.device}`;
-    const parts = [h("span", { class: "tf-note", title: clock.provenance.join("; before: "), "data-testid": "tf-tree-clock" }, said)];
+    const kernels = formatTime(time(tree.total));
+    const parts = [h("span", { class: "tf-note", title: clock.provenance.join("; before: "), "data-testid": "tf-tree-clock" }, clock.launches && !this.hasUpdate ? `kernels ${kernels} in all, ${said}` : said)];
     if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
-    if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of ${clock.launches ? "the kernels’ time" : "the step"}.`));
+    if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of the ${clock.launches ? `kernels’ ${kernels}` : "step"}.`));
     if (slowest) parts.unshift(h("button", { class: "tf-chip", onclick: () => this.slowest && this.goTo(this.slowest[0]), title: `Go to it. ${slowest.line}`, "data-testid": "tf-tree-slowest" }, "▲ ", slowest.said));
     this.says.replaceChildren(...parts);
   }

@@ -1,7 +1,7 @@
 // One row of the trace's tree as an element.
 
 import { figure, formatBytes, h } from "../parts/dom.js";
-import { spread, time } from "../parts/modules.js";
+import { placeOf, spread, time } from "../parts/modules.js";
 import { inUnit, percent } from "../parts/widgets.js";
 
 /** @typedef {import("../parts/modules.js").Branch} Branch */
@@ -52,7 +52,7 @@ function groupRow({ group, level, open }, attributes, context) {
   const isPredicted = group.members.some((one) => context.predicted.has(one));
   return h(
     "div",
-    { ...attributes, "aria-expanded": String(open), "data-testid": `tf-tree-${shown.path || shown.type}${isLine ? `#${shown.name.split(":")[0]}` : ""}` },
+    { ...attributes, "aria-expanded": String(open), "data-testid": `tf-tree-${shown.path || shown.type}${isLine ? `#${placeOf(shown.name)}` : ""}` },
     h(
       "span",
       { role: "gridcell", class: "tf-tree-name", style: indent(level), title: isLine ? shown.name : [shown.path, shown.type].filter(Boolean).join(": ") },
@@ -80,10 +80,10 @@ function hitsIn({ members }, { hits }) {
   return count > 0 && h("span", { class: "tf-hits", title: `${count} found in here`, "data-testid": "tf-hits" }, `⌕ ${count}`);
 }
 
-/** @param {string} line "69: place = torch.arange(…)" */
+/** @param {string} line "src/gpt.py:69  place = torch.arange(…)" */
 function lineName(line) {
-  const [, number, code] = /^(\d+): (.*)$/.exec(line) ?? [];
-  return number ? [h("span", { class: "tf-tree-number" }, number), h("code", null, code)] : [h("span", { class: "tf-note" }, line)];
+  const place = placeOf(line);
+  return place ? [h("span", { class: "tf-tree-number" }, place), h("code", null, line.slice(line.indexOf("  ") + 2))] : [h("span", { class: "tf-note" }, line)];
 }
 
 /** The other lines of kernels that are laid on this one. @param {import("./rows.js").Group} group @param {Context} context */
@@ -91,7 +91,7 @@ function togetherWith({ members, shown }, { values }) {
   const kernels = members.flatMap((one) => one.values).map((name) => values[name]).filter(({ lines, removed }) => lines.length > 0 && !removed);
   const others = [...new Set(kernels.flatMap(({ lines }) => lines.map(([text]) => text)))].filter((text) => text !== shown.name);
   if (others.length === 0) return null;
-  const numbers = others.map((text) => /^(\d+): /.exec(text)?.[1] ?? "no line");
+  const numbers = others.map((text) => placeOf(text) || "no line");
   const title = `kernels do the work of these lines too, and their whole time stands here:\n${others.join("\n")}`;
   return h("span", { class: "tf-note tf-tree-with", title, "data-testid": "tf-tree-with" }, `with ${others.length === 1 ? "line" : "lines"} ${numbers.join(", ")}`);
 }
@@ -173,7 +173,7 @@ function pairRow({ left, right, level }, attributes, context) {
 /** @param {import("./rows.js").UnusedRow} row @param {Record<string, any>} attributes @param {Context} context */
 function unusedRow({ op, level }, attributes, { unit, provenance, hasUpdate }) {
   const name = op.op.replace(/^aten\.(\w+).*$/, "$1");
-  const time = (/** @type {string} */ phase) => h("span", { role: "gridcell", class: "tf-tree-time" }, op.phase === phase ? h("span", null, `≡ ${inUnit(op.time_us, unit)}`) : "");
+  const time = (/** @type {string} */ phase) => h("span", { role: "gridcell", class: "tf-tree-time" }, op.phase === phase ? h("span", null, `≈ ${inUnit(op.time_us, unit)}`) : "");
   return h(
     "div",
     { ...attributes, title: `${op.op}: computed, never used, so no part of the trace and of no sum\n${figure(op.time_us)} µs (${provenance}), writes ${formatBytes(op.nbytes)}`, "data-testid": "tf-tree-unused" },

@@ -16,11 +16,11 @@ const FOLD = "//h/h.*0";
 const open = (...keys) => new Map(keys.map((key) => [key, true]));
 
 test("at first the way to the folded layers is open, and one level of them", () => {
-  assert.deepEqual(rows({}), ["GPT", "  7: x = x * 2", "  h.0 … h.2", "    (note)", "    up", "    5: return gelu(y)", "9: loss = mse(y, t)"]);
+  assert.deepEqual(rows({}), ["GPT", "  gpt.py:7  x = x * 2", "  h.0 … h.2", "    (note)", "    up", "    gpt.py:5  return gelu(y)", "gpt.py:9  loss = mse(y, t)"]);
 });
 
 test("an op stands beside its backward twins; what has no twin there comes last", () => {
-  const shown = rows({ toggled: open(`${FOLD}/up`, "/9: loss = mse(y, t)") });
+  const shown = rows({ toggled: open(`${FOLD}/up`, "/gpt.py:9  loss = mse(y, t)") });
   assert.deepEqual(shown.slice(4, 8), ["    up", "      (note)", "      mm_0|dx_0", "      |dw_0"]);
   assert.equal(shown.at(-1), "  loss|dloss");
 });
@@ -37,7 +37,7 @@ test("a module with a name of its own stands beside the model that has none", ()
   const payload = program();
   for (const name of ["loss", "dloss"]) Object.assign(payload.values[name], { module: "losses.pixel", module_type: "MSELoss" });
   assert.deepEqual(buildTree({ ...payload, roots: ["losses.pixel"] }).top.map(({ name, children }) => [name || "model", children.map((one) => one.name)]).slice(0, 2), [
-    ["model", ["7: x = x * 2", "h"]],
+    ["model", ["gpt.py:7  x = x * 2", "h"]],
     ["losses", ["pixel"]],
   ]);
 });
@@ -51,7 +51,7 @@ test("without folding each layer stands in its list", () => {
 });
 
 test("removed values and views are listed on demand, and a selected one always", () => {
-  const line = open("//7: x = x * 2", `${FOLD}/up`);
+  const line = open("//gpt.py:7  x = x * 2", `${FOLD}/up`);
   assert.ok(!rows({ toggled: line }).some((row) => /scale|view/.test(row)));
   assert.ok(rows({ toggled: line, options: { fold: true, removed: true, views: false } }).includes("    scale|"));
   assert.ok(rows({ toggled: line, options: { fold: true, removed: false, views: true } }).includes("      view_0|"));
@@ -83,28 +83,28 @@ test("every value is in exactly one row once all is open and listed", () => {
 });
 
 test("what is never used has a row in its module's or line's place, whatever is searched for", () => {
-  const unused = (fields) => ({ op: "aten.exp.default", module: "", module_type: "GPT", source: "8: probe = x.exp()", phase: "forward", nbytes: 24, time_us: 2, ...fields });
+  const unused = (fields) => ({ op: "aten.exp.default", module: "", module_type: "GPT", source: "gpt.py:8  probe = x.exp()", phase: "forward", nbytes: 24, time_us: 2, ...fields });
   const ops = [unused({}), unused({ module: "h.0.up", module_type: "Linear" }), unused({ module: "spare", module_type: "Spare" })];
   const payload = { ...program(), unused: { provenance: "modelled", ops } };
-  const shown = rows({ toggled: open("//8: probe = x.exp()", "//spare", "//h", "//h/0", "//h/0/up"), options: { fold: false, removed: false, views: false } }, payload);
-  assert.ok(shown.join("\n").includes("  8: probe = x.exp()\n    (aten.exp.default)"));
+  const shown = rows({ toggled: open("//gpt.py:8  probe = x.exp()", "//spare", "//h", "//h/0", "//h/0/up"), options: { fold: false, removed: false, views: false } }, payload);
+  assert.ok(shown.join("\n").includes("  gpt.py:8  probe = x.exp()\n    (aten.exp.default)"));
   assert.ok(shown.join("\n").includes("  spare\n    (aten.exp.default)"));
   assert.deepEqual(shown.filter((row) => /dw_0|^ {8}\(/.test(row)), ["        |dw_0", "        (aten.exp.default)"]);
   assert.equal(buildTree(payload).total.forward[1], buildTree(program()).total.forward[1]);
 });
 
 test("a line of which nothing is used stands before the next one", () => {
-  const op = { op: "aten.exp.default", module: "", module_type: "GPT", source: "6: probe = x.exp()", phase: "forward", nbytes: 24, time_us: 2 };
+  const op = { op: "aten.exp.default", module: "", module_type: "GPT", source: "gpt.py:6  probe = x.exp()", phase: "forward", nbytes: 24, time_us: 2 };
   const shown = rows({}, { ...program(), unused: { provenance: "modelled", ops: [op] } });
-  assert.deepEqual(shown.slice(0, 3), ["GPT", "  6: probe = x.exp()", "  7: x = x * 2"]);
+  assert.deepEqual(shown.slice(0, 3), ["GPT", "  gpt.py:6  probe = x.exp()", "  gpt.py:7  x = x * 2"]);
 });
 
 test("an update's ops have a row each, and their times a column", () => {
   const payload = program();
-  payload.values.adamw = { ...payload.values.loss, op: "aten._fused_adamw.default", phase: "update", source: "11: opt.step()", twins: [], time_us: [4, 3] };
+  payload.values.adamw = { ...payload.values.loss, op: "aten._fused_adamw.default", phase: "update", source: "gpt.py:11  opt.step()", twins: [], time_us: [4, 3] };
   payload.memory.before.ops.push("adamw");
   payload.memory.after.ops.push("adamw");
   const tree = buildTree(payload);
   assert.deepEqual(tree.total.update, [4, 3]);
-  assert.deepEqual(rows({ toggled: open("/11: opt.step()") }, payload).slice(-2), ["11: opt.step()", "  adamw|"]);
+  assert.deepEqual(rows({ toggled: open("/gpt.py:11  opt.step()") }, payload).slice(-2), ["gpt.py:11  opt.step()", "  adamw|"]);
 });

@@ -48,7 +48,7 @@ export class VerdictBar {
     this.tiles.replaceChildren(...tiles(payload, live));
     this.drawClock(payload, live);
     this.whenIdle.hidden = !payload.runs_triton || !live;
-    this.lines.replaceChildren(...(live ? [] : [saved()]), ...lines(payload, status));
+    this.lines.replaceChildren(...lines(payload, status), ...(live ? [] : [saved()]));
     this.lines.title = this.lines.textContent ?? "";
     this.drawActions(payload, status, live);
     this.menu.draw(view);
@@ -122,13 +122,13 @@ function lines(payload, status) {
   const here = clock.chosen !== "here" && payload.passes.some(({ delta_ms: one }) => one && !one.stale) && clock.choices.find(([id]) => id === "here");
   const record = clock.error === null ? "" : `Predictions here are within ${Math.max(1, Math.round(100 * clock.error))} % (${clock.forecasts} measured later).`;
   return [
+    ...(own ? [h("span", { title: payload.timing?.provenance, "data-testid": "tf-own-time" }, "On this CPU, measured: ", h("b", null, own[0]), own[1])] : []),
     ...(here ? [h("span", { class: "tf-note", "data-testid": "tf-each" }, `Each pass was measured: choose “${here[1]}” in times.`)] : []),
     ...(status.busy === "" && status.text ? [h("span", { class: "tf-note", role: "status", "data-testid": "tf-given-up" }, status.text)] : []),
     ...(blocked ? [h("span", { class: "tf-blocked", role: "status", "data-testid": "tf-blocked" }, blocked)] : []),
     ...(baseline.is_pinned ? [h("span", { class: "tf-baseline", "data-testid": "tf-baseline" }, "⚑ Every “before” is the pinned ", h("code", null, baseline.call))] : []),
     ...(steps ? [h("span", { class: "tf-note tf-steps", title: steps.each, "data-testid": "tf-steps" }, steps.said)] : []),
     ...(record ? [h("span", { class: "tf-note", "data-testid": "tf-record" }, record)] : []),
-    ...(own ? [h("span", { class: "tf-note", title: payload.timing?.provenance, "data-testid": "tf-own-time" }, own)] : []),
     // Of a model the list beside it says so.
     ...(clock.kinds[1] === "modelled" ? [] : [h("span", { class: "tf-note" }, `Times ${clock.provenance[1]}.`)]),
   ];

@@ -30,7 +30,7 @@ function tile(id, label, figures, below, flag) {
   );
 }
 
-const GLYPHS = { measured: KINDS.measured[0], predicted: KINDS.predicted[0], modelled: KINDS.modelled[0], static: "≡" };
+const GLYPHS = { measured: KINDS.measured[0], predicted: KINDS.predicted[0], modelled: KINDS.modelled[0], static: "≈" };
 
 /** Where a figure comes from. @param {keyof typeof GLYPHS} kind @param {string} title */
 function origin(kind, title) {
@@ -74,15 +74,18 @@ function timeTile(payload, live) {
   return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
 
-/** The launches of a GPU, where these are fewer and what counts; else the change. @param {Payload} payload */
-function opsBelow({ summary: { ops }, clock: { launches }, update, blocked }) {
-  return launches && update && launches[0] < ops[0] ? note(`${launches.join(" → ")} launches`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor") : pill(ops, blocked);
+/** How many launches they are, where these are what counts; and the change. @param {Payload} payload */
+function opsBelow({ summary: { ops }, clock: { launches }, blocked }) {
+  if (!launches) return pill(ops, blocked);
+  if (launches.join() === ops.join()) return h("span", null, pill(ops, blocked), note(" a launch each"));
+  return note(`in ${launches.join(" → ")} launches`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor");
 }
 
 /** @param {Payload} payload */
-function kernelTile({ summary: { kernels }, runs_triton: runsTriton, timing }) {
-  const launches = plural(kernels.launches, "launch", "launches");
-  const below = timing && !runsTriton ? note("not run: CPU", `${launches}; Triton kernels did not run: a CPU runs their ATen operators`) : note(`in ${launches}`);
+function kernelTile({ summary: { kernels }, runs_triton: runsTriton, timing, clock: { chosen } }) {
+  const count = `in ${plural(kernels.launches, "launch", "launches")}`;
+  const notRun = timing && !runsTriton ? "Triton kernels did not run: a CPU runs their ATen operators" : "";
+  const below = note(notRun && chosen === "here" ? "not run: CPU" : count, `${count}. ${notRun}`);
   return tile("kernels", [term("Triton kernels", "each computes a region: ops that read and write memory once, together")], [h("b", null, kernels.unique)], kernels.unique > 0 ? below : null);
 }
 
@@ -111,12 +114,12 @@ function culprit({ passes, summary }) {
 
 /** @param {Payload} payload */
 function differenceTile({ summary: { difference }, runs_triton: runsTriton }) {
-  const label = [term("Same as eager", "whether a replay gives the results and gradients of the program as it ran")];
+  const label = [term("Results vs eager", "whether a replay gives the results and gradients of the program as it ran")];
   if (!difference) return tile("difference", label, [h("span", { class: "tf-was" }, "not measured")], null);
   const { is_same: isSame, delta, brief, said } = difference;
   const title = runsTriton ? said : `Compared are the ATen operators that kernels stand for, on this CPU; no Triton kernel. ${said}`;
-  const number = h("span", { class: "tf-unit", title }, runsTriton || isSame === null ? delta > 0 && small(delta) : "ATen, on CPU");
-  return tile("difference", label, [h("b", null, isSame === null ? "max |Δ|" : isSame ? "yes" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title }, brief));
+  const number = h("span", { class: "tf-unit", title }, runsTriton || isSame === null ? delta > 0 && small(delta) : "on CPU");
+  return tile("difference", label, [h("b", null, isSame === null ? "differ by" : isSame ? "same" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title }, brief));
 }
 
 /** @param {number} number */
@@ -124,13 +127,13 @@ function small(number) {
   return number === 0 ? "0" : number.toExponential(1).replace("-", "−");
 }
 
-/** What the step took on the CPU, which is no verdict on a GPU's; "" where it was not measured. @param {Payload} payload */
+/** What the step took on the CPU, which is no verdict on a GPU's, and what to know of that; null where it was not measured. @param {Payload} payload @returns {[string, string] | null} */
 export function ownTime({ runs_triton: runsTriton, timing, clock }) {
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
-  if (runsTriton || clock.chosen === "here" || !timing || !row?.baseline_ms) return "";
-  const took = `On this CPU a step took ${figure(row.baseline_ms.median)}`;
-  if (!row.variant_ms || timing.stale) return `${took} ms, measured.`;
+  if (runsTriton || clock.chosen === "here" || !timing || !row?.baseline_ms) return null;
+  const took = figure(row.baseline_ms.median);
+  if (!row.variant_ms || timing.stale) return [`${took} ms`, " a step"];
   const isSeen = row.verdict === "faster" || row.verdict === "slower";
-  const why = row.verdict === "slower" ? ", whose kernels need a GPU" : "";
-  return isSeen ? `${took} ms, measured; with the passes ${figure(row.variant_ms.median)} ms${why}.` : `${took} ms, measured; with the passes: ${row.verdict}.`;
+  if (!isSeen) return [`${took} ms`, ` a step; with the passes: ${row.verdict}`];
+  return [`${took} → ${figure(row.variant_ms.median)} ms`, ` a step with the passes${row.verdict === "slower" ? ", whose kernels need a GPU" : ""}`];
 }

@@ -8,7 +8,7 @@ test("a second time on the CPU is told only where rounds tell it from the first"
     const row = { label: "step", verdict, baseline_ms: { median: 356 }, variant_ms: { median: 380 } };
     return ownTime(/** @type {any} */ ({ runs_triton: false, clock: { chosen: "H100" }, timing: { rows: [row], stale } }));
   };
-  assert.equal(of("slower"), "On this CPU a step took 356 ms, measured; with the passes 380 ms, whose kernels need a GPU.");
-  assert.equal(of("too few rounds to say (1 of 8)"), "On this CPU a step took 356 ms, measured; with the passes: too few rounds to say (1 of 8).");
-  assert.equal(of("faster", true), "On this CPU a step took 356 ms, measured.");
+  assert.deepEqual(of("slower"), ["356 → 380 ms", " a step with the passes, whose kernels need a GPU"]);
+  assert.deepEqual(of("too few rounds to say (1 of 8)"), ["356 ms", " a step; with the passes: too few rounds to say (1 of 8)"]);
+  assert.deepEqual(of("faster", true), ["356 ms", " a step"]);
 });
