@@ -105,10 +105,13 @@ def _extents(trace: Trace) -> tuple[_Groups, dict[int, int]]:
     groups: _Groups = {}
     last: dict[int, int] = {}
     place = {node: at for at, node in enumerate(trace.ops)}
+    ends = dict(place)  # Of each value the op that reads it last, or makes it.
+    for node, at in place.items():
+        ends.update(dict.fromkeys(read_by(node), at))
     for node in (*trace.placeholders, *place):
-        end = max([place[user] for user in node.users if user in place], default=place.get(node))
+        start, end = place.get(node, 0), ends.get(node)
         for memory in storages(node):
-            groups.setdefault(memory, (place.get(node, 0), []))[1].append(node)
+            groups.setdefault(memory, (start, []))[1].append(node)
             if end is not None:
                 last[memory] = max(end, last.get(memory, end))
     return groups, last

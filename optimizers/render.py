@@ -25,7 +25,7 @@ from tracefuse.optimizers.facts import once_per_value, tensors_in
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import is_getitem, is_view, op_name, read_by
 from tracefuse.optimizers.origins import Origin
-from tracefuse.optimizers.trace import Input, Trace, human_bytes, nbytes, origin, tensor_type
+from tracefuse.optimizers.trace import Half, Input, Trace, human_bytes, nbytes, origin, tensor_type
 
 INDENT = "    "
 COMMENT_COLUMN = 84
@@ -37,7 +37,7 @@ def render(trace: Trace) -> str:
     return "\n".join([*head_lines(trace), *(text for text, _ in body_lines(trace))]) + "\n"
 
 
-def head_lines(trace: Trace) -> list[str]:
+def head_lines(trace: Trace | Half) -> list[str]:
     """The signature, then one comment for each input."""
     signature = f"def {trace.name}({', '.join(i.name for i in trace.inputs)}):"
     comments = (_input_comment(i, p) for i, p in trace.input_pairs)
@@ -54,7 +54,7 @@ def body_lines(trace: Trace, spelled: Callable[[fx.Node], str] | None = None) ->
             yield f"{INDENT}{spelled(one).ljust(COMMENT_COLUMN)}  # {value_comment(one)}", one.name
 
 
-def body(trace: Trace) -> Iterator[str | fx.Node]:
+def body(trace: Trace | Half) -> Iterator[str | fx.Node]:
     """What the lines from the first op to the return are: an op each, or the text of another one."""
     dying = last_uses(trace)
     above: tuple[Any, ...] | None = None
@@ -112,7 +112,7 @@ def literal(value: Any) -> str:
     raise NotSupported(f"{what}. Capture the program without that op.")
 
 
-def last_uses(trace: Trace) -> dict[fx.Node, list[str]]:
+def last_uses(trace: Trace | Half) -> dict[fx.Node, list[str]]:
     """For each op, the names that die with it: ops' values and saved inputs, never what is returned."""
     returned = set(trace.returned)
     saved = {i.name for i in trace.inputs if i.kind == "saved"}

@@ -1,4 +1,5 @@
-"""A joint trace as its two halves, cut where the phases meet (`Trace.split` keeps them), and with its update as one trace."""
+"""A joint trace as its two halves, cut where the phases meet, and with its update as one trace. `Trace.halves` and
+`Trace.split` keep the halves: to look at, and as traces of their own."""
 
 from __future__ import annotations
 
@@ -10,37 +11,37 @@ from torch import fx
 
 from tracefuse.optimizers.facts import storage_id, storages
 from tracefuse.optimizers.gc_pause import uncollected
-from tracefuse.optimizers.trace import Input, Output, Trace, copy_node, phase, tensors
+from tracefuse.optimizers.ops import read_by
+from tracefuse.optimizers.trace import Half, Input, Output, Trace, copy_node, phase, tensors
 
 
-@uncollected()
-def split(trace: Trace) -> tuple[Trace, Trace]:
+def halves(trace: Trace) -> tuple[Half, Half]:
     """The halves; of a whole step those before its update, while a trace that is an update is a first half."""
-    backward_ops = [n for n in trace.ops if phase(n) == "backward"]
-    front = "update" if trace.ops and all(phase(n) == "update" for n in trace.ops) else "forward"
+    ops = trace.ops
+    backward_ops = [n for n in ops if phase(n) == "backward"]
+    front = "update" if ops and all(phase(n) == "update" for n in ops) else "forward"
     pairs = [pair for pair in trace.output_pairs if phase(pair[1]) in (front, "backward")]
     belongs_back = [out.kind == "gradient" or phase(node) == "backward" for out, node in pairs]
     back_pairs = [p for p, b in zip(pairs, belongs_back, strict=True) if b]
     front_pairs = [p for p, b in zip(pairs, belongs_back, strict=True) if not b]
 
-    read = {a for n in backward_ops for a in n.all_input_nodes} | {node for _, node in back_pairs}
-    saved = [n for n in trace.ops if n in read and phase(n) == "forward"]
-    kinds = {i.name: i for i in trace.inputs}
-    passed = [p for p in trace.placeholders if p in read and kinds[p.name].kind != "cotangent"]
-    cotangents = [p for p in trace.placeholders if kinds[p.name].kind == "cotangent"]
+    read = {a for n in backward_ops for a in read_by(n)} | {node for _, node in back_pairs}
+    saved = [n for n in ops if n in read and phase(n) == "forward"]
+    given = [pair for pair in trace.input_pairs if pair[0].kind != "cotangent"]
+    cotangents = [pair for pair in trace.input_pairs if pair[0].kind == "cotangent"]
 
     forward = _half(
         "forward",
-        [(kinds[p.name], p) for p in trace.placeholders if kinds[p.name].kind != "cotangent"],
-        [n for n in trace.ops if phase(n) == front],
+        given,
+        [n for n in ops if phase(n) == front],
         [*front_pairs, *((Output("saved", n.name), n) for n in saved)],
     )
     backward = _half(
         "backward",
         [
             *((Input(n.name, "saved", n.name), n) for n in saved),
-            *((kinds[p.name], p) for p in passed),
-            *((kinds[p.name], p) for p in cotangents),
+            *(pair for pair in given if pair[1] in read),
+            *cotangents,
         ],
         backward_ops,
         back_pairs,
@@ -51,17 +52,31 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
 _Inputs, _Outputs = list[tuple[Input, fx.Node]], list[tuple[Output, fx.Node]]
 
 
-def _half(name: str, inputs: _Inputs, ops: list[fx.Node], returned: _Outputs) -> Trace:
+def _half(name: str, inputs: _Inputs, ops: list[fx.Node], returned: _Outputs) -> Half:
+    entries, placeholders = tuple(entry for entry, _ in inputs), [node for _, node in inputs]
+    return Half(
+        name, entries, placeholders, ops, tuple(out for out, _ in returned), tuple(node for _, node in returned)
+    )
+
+
+@uncollected()
+def split(trace: Trace) -> tuple[Trace, Trace]:
+    """The halves as traces of their own."""
+    forward, backward = trace.halves()
+    return _apart(forward), _apart(backward)
+
+
+def _apart(half: Half) -> Trace:
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
-    for entry, node in inputs:
+    for entry, node in half.input_pairs:
         # Not `graph.placeholder`, which puts the name in lower case.
         new[node] = graph.create_node("placeholder", entry.name, name=entry.name)
         new[node].meta = dict(node.meta)
-    for node in ops:
+    for node in half.ops:
         new[node] = copy_node(graph, node, new)
-    graph.output(tuple(new[node] for _, node in returned))
-    return Trace(graph, tuple(e for e, _ in inputs), tuple(out for out, _ in returned), name)
+    graph.output(tuple(new[node] for node in half.returned))
+    return Trace(graph, half.inputs, half.outputs, half.name)
 
 
 def handed_over(joint: Trace, update: Trace) -> dict[str, Output]:

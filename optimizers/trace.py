@@ -182,6 +182,13 @@ class Trace:
         return {n: twin for n, twin in pairs if twin is not None and origin(n).seq is not None}
 
     @once_per_trace
+    def halves(self) -> tuple[Half, Half]:
+        """(forward, backward) as `split` has them, to look at: their nodes are this trace's own, none is copied."""
+        from tracefuse.optimizers.split import halves
+
+        return halves(self)
+
+    @once_per_trace
     def split(self) -> tuple[Trace, Trace]:
         """(forward, backward), cut where the phases meet.
 
@@ -197,6 +204,32 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"<Trace {self.name}: {self.op_count} ops, {len(self.inputs)} inputs; print it, or its .code>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Half:
+    """A half as a trace tells of itself, of the nodes of the whole: for who looks at it, since what reads a value, and what it
+    is computed from, may be in the other half."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    placeholders: Sequence[fx.Node]
+    ops: Sequence[fx.Node]
+    outputs: tuple[Output, ...]
+    returned: tuple[fx.Node, ...]
+    _cache: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def op_count(self) -> int:
+        return sum(map(does_work, self.ops))
+
+    @property
+    def input_pairs(self) -> list[tuple[Input, fx.Node]]:
+        return list(zip(self.inputs, self.placeholders, strict=True))
+
+    @property
+    def output_pairs(self) -> list[tuple[Output, fx.Node]]:
+        return list(zip(self.outputs, self.returned, strict=True))
 
 
 # --- what a node is ---------------------------------------------------------------------------------------------------

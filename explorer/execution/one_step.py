@@ -13,7 +13,7 @@ from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.ops import arguments
-from tracefuse.optimizers.trace import Output, Trace, device_types, line_of, origin
+from tracefuse.optimizers.trace import Half, Output, Trace, device_types, line_of, origin
 from tracefuse.text import counted
 
 aten = torch.ops.aten
@@ -31,7 +31,7 @@ def check_one_step(variant: Optimised) -> None:
             "exported. For that, capture it with its model and inputs on the CPU or a GPU."
         )
     _check_recurrent(variant.trace)
-    backward = variant.backward
+    backward = variant.trace.halves()[1]
     late = computed_from_gradients(backward)
     if is_second_order(backward):
         raise ExportError(
@@ -116,7 +116,7 @@ def _recurrent(trace: Trace) -> list[fx.Node]:
     return [node for node in trace.ops if any(node.target is one for one in targets)]
 
 
-def is_second_order(backward: Trace) -> bool:
+def is_second_order(backward: Trace | Half) -> bool:
     """Whether a backward starts from what is computed from gradients, and nothing is written that is: no optimizer's step."""
     late = computed_from_gradients(backward)
     return any(out.of in _roots(backward) for out, _ in late) and not is_written(late)
@@ -127,11 +127,11 @@ def is_written(late: _Late) -> bool:
     return any(out.kind == "mutation" for out, _ in late)
 
 
-def _roots(backward: Trace) -> list[str]:
+def _roots(backward: Trace | Half) -> list[str]:
     return [i.source for i in backward.inputs if i.kind == "cotangent"]
 
 
-def computed_from_gradients(backward: Trace) -> _Late:
+def computed_from_gradients(backward: Trace | Half) -> _Late:
     """What the second half returns or writes beside gradients, and the values: an optimizer's writes, a norm of gradients."""
     return [(out, node) for out, node in backward.output_pairs if out.kind in ("result", "mutation")]
 
@@ -143,7 +143,7 @@ def lines_of(late: _Late) -> list[str]:
     return found[:2]
 
 
-def why_no_verdict(backward: Trace, in_rounds: bool = False) -> str:
+def why_no_verdict(backward: Trace | Half, in_rounds: bool = False) -> str:
     """Why the times of the two halves say nothing about a backward, with the remedy; "" for a program of one step. Of one in
     rounds all that follows the first update is in the second half.
 

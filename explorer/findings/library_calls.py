@@ -47,6 +47,8 @@ def inside_attention(trace: Trace) -> frozenset[fx.Node]:
         first = min(at[one] for one in _before(softmax))
         last = max(at.get(one, 0) for one in (softmax, *_after(softmax)))
         inside.update(n for n in forward[first : last + 1] if _is_of_call(n, softmax))
+    if not inside:
+        return frozenset()
     differentiated = {origin(n).seq for n in inside} - {None}
     inside.update(n for n in trace.ops if origin(n).autograd and origin(n).seq in differentiated)
     return frozenset(inside)

@@ -18,7 +18,7 @@ from tracefuse.optimizers.decompose.norms import comes_apart, read_again
 from tracefuse.optimizers.facts import once_per_trace, storage_id
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.kernels.fusible import refusal
-from tracefuse.optimizers.ops import behind_views, does_work, producer, readers
+from tracefuse.optimizers.ops import behind_views, does_work, producer, reached, read_by, readers
 from tracefuse.optimizers.trace import Trace, tensors, val
 from tracefuse.tables.folding import work
 
@@ -49,9 +49,25 @@ def spared_by_kernels(case: Case) -> float:
 
 def _spared_by_regions(case: Case) -> float:
     wanted = set(one_by_one(case))
-    fusible = {node for node in case.trace.graph.nodes if refusal(node) is None or comes_apart(producer(node))}
+    if not _are_any_joined(wanted):
+        return 0
+    fusible = set(filter(_is_fusible, case.trace.graph.nodes))
     regions = [[n for n in region if n in wanted] for region in form_regions(case.trace.graph, fusible)]
     return sum(spared_in_one_kernel(case, region) for region in regions if len(region) > 1)
+
+
+def _is_fusible(node: fx.Node) -> bool:
+    return refusal(node) is None or comes_apart(producer(node))
+
+
+def _are_any_joined(ops: set[fx.Node]) -> bool:
+    """Whether ops that kernels can hold lead from any of `ops` to another one: no region has two that are not joined so."""
+
+    def near(node: fx.Node) -> list[fx.Node]:
+        return [one for one in (*read_by(node), *node.users) if _is_fusible(one)]
+
+    fusible = list(filter(_is_fusible, ops))
+    return any(len(ops.intersection(reached([node], near))) > 1 for node in fusible)
 
 
 def spared_in_one_kernel(case: Case, nodes: Sequence[fx.Node]) -> float:

@@ -16,6 +16,7 @@ from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.lists import ListKernel
 from tracefuse.optimizers.kernels.long_sum import LongSum
+from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, is_on_gpu
 
 
@@ -105,7 +106,7 @@ def roofline_of(trace: Trace) -> Peaks:
 
 @once_per_trace
 def _rooflines(peaks: Peaks, trace: Trace) -> OpTimes:
-    us = {node.name: us for node in trace.ops if (us := modelled_us(node, peaks)) > 0}
+    us = {node.name: us for node in filter(does_work, trace.ops) if (us := modelled_us(node, peaks)) > 0}
     elsewhere = "" if is_on_gpu(trace) else ", not of the CPU that it ran on"
     return OpTimes(us, f"modelled: roofline of the {peaks.source}{elsewhere}")
 

@@ -20,7 +20,7 @@ from tracefuse.optimizers.trace import Phase, Trace, origin, phase, recomputes
 def halves(trace: Trace) -> Mapping[fx.Node, Phase]:
     """The half of each op: its phase, but "forward" for later forwards."""
     found = {node: phase(node) for node in trace.ops}
-    if not computed_from_gradients(trace.split()[1]):
+    if not computed_from_gradients(trace.halves()[1]):
         return found
     first = {_place(node) for node, half in found.items() if half == "forward"}
     differentiated: set[int | None] = set()

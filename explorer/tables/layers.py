@@ -193,7 +193,7 @@ def layers(before: Trace, after: Trace, times: tuple[OpTimes, OpTimes]) -> Layer
         for path, is_in in places
     ]
     has_update = any(phase(node) == "update" for node in before.ops)
-    return Layers(rows, times[1].provenance, why_no_verdict(before.split()[1], has_update))
+    return Layers(rows, times[1].provenance, why_no_verdict(before.halves()[1], has_update))
 
 
 @once_per_trace

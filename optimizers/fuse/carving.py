@@ -33,13 +33,15 @@ from tracefuse.optimizers.trace import human_bytes, val
 @dataclass
 class Carver:
     """Regions to kernels, in the order of the trace's `position`s. Equal kernels share one body; `found` are the kernels by
-    the forms of the ops that became them whole."""
+    the forms of the ops that became them whole, and `attempted` by those of ops that were tried as one kernel, None where
+    there is no such kernel."""
 
     position: dict[fx.Node, int]
     fusible: set[fx.Node]
     decide: Decide
     kernels: dict[str, Kernel] = field(default_factory=dict)
     found: dict[Hashable, Found] = field(default_factory=dict)
+    attempted: dict[Hashable, Found | None] = field(default_factory=dict)
 
     def carve(self, region: Iterable[fx.Node]) -> list[Piece]:
         """The pieces that a region becomes: one, or several where it had to be split."""
@@ -92,8 +94,21 @@ class Carver:
     def _whole(self, nodes: Iterable[fx.Node], of: Sequence[fx.Node] | None = None) -> Piece | None:
         ordered = self._ordered(nodes)
         outputs = _outputs(ordered) if of is None else list(of)
+        form = self._form(ordered, outputs)
+        if form and form.key in self.attempted:
+            known = self.attempted[form.key]
+            if known is None:
+                return None
+            if alike := _as_known(known, form, ordered, outputs):
+                return alike
         kernel, stands_for, obstacle = self._lower(ordered, outputs)
-        return None if obstacle else _piece(kernel, stands_for, ordered, outputs)
+        piece = None if obstacle else _piece(kernel, stands_for, ordered, outputs)
+        if form and _follows_from(form, kernel, stands_for):
+            self.attempted[form.key] = piece and _as_found(form, kernel, stands_for, piece)
+        return piece
+
+    def _form(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Form | None:
+        return form_of(nodes, self._ordered(_with_remade(nodes).difference(nodes)), outputs)
 
     def _ordered(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.position.__getitem__)
@@ -111,15 +126,14 @@ class Carver:
 
     def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | list[list[fx.Node]]:
         """The piece, or the parts to try next."""
-        form = form_of(nodes, self._ordered(_with_remade(nodes).difference(nodes)), outputs)
-        if form and (alike := self._as_found(form, nodes, outputs)):
+        form = self._form(nodes, outputs)
+        if form and (known := self.found.get(form.key)) and (alike := _as_known(known, form, nodes, outputs)):
             return alike
         kernel, stands_for, obstacle = self._lower(nodes, outputs)
         if obstacle is None:
             whole = _piece(kernel, stands_for, nodes, outputs)
-            if form and _is_said_by_form(form, kernel, stands_for):
-                places = tuple(map(form.number.__getitem__, stands_for))
-                self.found[form.key] = Found(kernel, places, None if whole.carved else whole.reason)
+            if form and _is_whole(kernel) and _follows_from(form, kernel, stands_for):
+                self.found[form.key] = _as_found(form, kernel, stands_for, whole)
             return (
                 self._turned_parts(whole, kernel, stands_for)
                 or self._repeated_parts(whole, kernel, stands_for)
@@ -131,18 +145,6 @@ class Carver:
             apart = f"so these {len(whole.work)} ops become several kernels"
             self.decide(Decision(stands_for[obstacle.at].name, "split", f"{obstacle.reason}; {apart}"))
         return parts or whole
-
-    def _as_found(self, form: Form, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | None:
-        """The piece of ops that are alike to others, whose piece is known."""
-        if (found := self.found.get(form.key)) is None:
-            return None
-        values = list(form.number)
-        inputs = tuple([values[at] for at in found.stands_for[: len(found.kernel.body.inputs)]])
-        if not _lie_apart(inputs):
-            return None
-        if found.reason is not None:
-            return Piece(tuple(nodes), tuple(outputs), None, found.reason)
-        return Piece(tuple(nodes), tuple(outputs), Carved(found.kernel, inputs, tuple(outputs)))
 
     def _parts(
         self, nodes: list[fx.Node], obstacle: Obstacle, stands_for: Sequence[fx.Node], outputs: list[fx.Node]
@@ -215,12 +217,33 @@ def _lie_apart(inputs: Sequence[fx.Node]) -> bool:
     return len(set(map(behind_views, inputs))) == len(inputs)
 
 
-def _is_said_by_form(form: Form, kernel: Kernel, stands_for: Sequence[fx.Node]) -> bool:
+def _as_found(form: Form, kernel: Kernel, stands_for: Sequence[fx.Node], piece: Piece) -> Found:
+    """What is known of all ops of a form once some are a piece."""
+    places = tuple(map(form.number.__getitem__, stands_for))
+    return Found(kernel, places, None if piece.carved else piece.reason)
+
+
+def _as_known(found: Found, form: Form, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | None:
+    """The piece of ops that are alike to others, whose piece is known; None where it may be another one for them."""
+    values = list(form.number)
+    inputs = tuple([values[at] for at in found.stands_for[: len(found.kernel.body.inputs)]])
+    if not _lie_apart(inputs):
+        return None
+    if found.reason is not None:
+        return Piece(tuple(nodes), tuple(outputs), None, found.reason)
+    return Piece(tuple(nodes), tuple(outputs), Carved(found.kernel, inputs, tuple(outputs)))
+
+
+def _is_whole(kernel: Kernel) -> bool:
+    """Whether nothing in a kernel may be better computed by another one."""
+    return turned_value(kernel.body) is None and not repeated_values(kernel.body)
+
+
+def _follows_from(form: Form, kernel: Kernel, stands_for: Sequence[fx.Node]) -> bool:
     """Whether what becomes of ops follows from their form: not where it may depend on ops around them, such as the views
     behind two inputs of one memory."""
     inputs, ops = stands_for[: len(kernel.body.inputs)], stands_for[len(kernel.body.inputs) :]
-    is_whole = turned_value(kernel.body) is None and not repeated_values(kernel.body)
-    return is_whole and _lie_apart(inputs) and form.inside.issuperset(ops)
+    return _lie_apart(inputs) and form.inside.issuperset(ops)
 
 
 def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece:

@@ -146,7 +146,7 @@ def least_peak(trace: Trace) -> int:
     def together(nodes: Iterable[fx.Node]) -> int:
         return sum({at: count for node in nodes for at, count in memories.get(node.name, {}).items()}.values())
 
-    ops = [[node, *node.all_input_nodes] for node in trace.ops if flops(node)]
+    ops = [[node, *read_by(node)] for node in filter(does_work, trace.ops) if flops(node)]
     return held_throughout(trace) + max(map(together, (trace.returned, *ops)))
 
 

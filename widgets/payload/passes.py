@@ -99,6 +99,6 @@ def change_record(
 def changes_record(name: str, pair: tuple[Trace, Trace], of_update: tuple[Trace, Trace] | None) -> dict[str, Any]:
     """What lies between two traces with one backward, and two updates, as what `name` changed."""
     before, after = pair
-    halves = zip(("forward", "backward"), before.split(), after.split(), strict=True)
+    halves = zip(("forward", "backward"), before.halves(), after.halves(), strict=True)
     update = {"update": None if of_update is None else sides(*of_update)}
     return {"pass": name} | {side: sides(*both) for side, *both in halves} | update

@@ -116,6 +116,7 @@ def payload(
     sizes, stood, stopped = summary(beside, variant, timing), stood_for(variant), blocked(variant)
     ranked = in_order(findings, findings.launches if clock.launches else 0)
     found = finding_records(ranked, variant, tried or {})
+    forward, backward = map(half, beside.trace.halves(), variant.trace.halves())
     return {
         "version": VERSION,
         "config": config_record(variant.config),
@@ -139,8 +140,8 @@ def payload(
             baseline is not None,
         ),
         "slowest": slowest_record(slow, is_of_launches=clock.launches is not None),
-        "forward": half(beside.forward, variant.forward),
-        "backward": half(beside.backward, variant.backward),
+        "forward": forward,
+        "backward": backward,
         "update": update_record(beside, variant),
         "values": values(before, after, op_times, line_records(variant)),
         "clock": clock.record(),

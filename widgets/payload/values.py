@@ -17,7 +17,7 @@ from torch import fx
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.optimizers.facts import once_per_spelling, once_per_trace
 from tracefuse.optimizers.render import INDENT, body, head_lines, render_op, value_comment
-from tracefuse.optimizers.trace import Trace
+from tracefuse.optimizers.trace import Half, Trace
 from tracefuse.widgets.payload import facts as trace_facts
 
 Kind = Literal["signature", "input", "group", "op", "free", "return", "blank"]
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 @once_per_trace
-def lines_of(trace: Trace) -> tuple[Line, ...]:
+def lines_of(trace: Trace | Half) -> tuple[Line, ...]:
     """The printed trace, line by line; its text is that of `trace.code`."""
     signature, *comments = head_lines(trace)
     inputs = [Line("", text.strip(), i.name, "input") for text, i in zip(comments, trace.inputs, strict=True)]
@@ -183,7 +183,7 @@ def _common(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
 
 
 @once_per_trace
-def half(before: Trace, after: Trace) -> dict[str, Any]:
+def half(before: Trace | Half, after: Trace | Half) -> dict[str, Any]:
     """One column of code: the half `after` the passes, marked against the same half `before` them."""
     lines = diff(lines_of(before), lines_of(after))
     marks = Counter(line.mark for line in lines)
@@ -195,7 +195,7 @@ def half(before: Trace, after: Trace) -> dict[str, Any]:
     }
 
 
-def sides(before: Trace, after: Trace) -> dict[str, Any]:
+def sides(before: Trace | Half, after: Trace | Half) -> dict[str, Any]:
     """`half`, and beside it the whole text before, with "-" at the lines that are gone or have changed."""
     found = half(before, after)
     gone = {line["value"] or line["kind"] for line in found["lines"] if line["diff"] == "-" and line["kind"] != "group"}
