@@ -32,7 +32,7 @@ from tracefuse.optimizers.channels_last.worth import MARGIN, Worth, loss, obstac
 from tracefuse.optimizers.costs.convolutions import BACKWARD, FORWARD
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.passes import Decide, Decision
-from tracefuse.optimizers.trace import Trace, nbytes
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes
 
 __all__ = ["ChannelsLast"]
 
@@ -63,16 +63,17 @@ class ChannelsLast:
             placing = Placing(new.graph, {named[name] for name in saved}, {named[name] for name in kept})
         except NotRestored as error:
             return _left(trace, saved, f"what lies elsewhere has to lie as before, but {error}", decide)
-        found = Worth(
-            sum(saved.values()), sum(taken_s(copy, self.peaks) for copy in placing.borders), len(placing.borders)
-        )
+        eliminate_dead_code(new.graph)
+        borders = [copy for copy in placing.borders if copy.users]
+        taken = sum(taken_s(copy, self.peaks) for copy in borders)
+        found = Worth(sum(saved.values()), taken, len(borders))
         if not self.is_gain(found):
             return _left(trace, saved, f"it would not gain: {found}", decide)
         for name, seconds in saved.items():
             decide(
                 Decision(name, "channels last", f"cuDNN copies nothing around it, modelled {told_us(seconds)}; {found}")
             )
-        for copy in placing.borders:
+        for copy in borders:
             decide(Decision(copy.name, "copy", "the order begins or ends here", nbytes(copy)))
         return new
 

@@ -25,6 +25,7 @@ from tracefuse.optimizers.lowering.expressions import POINTWISE
 from tracefuse.optimizers.ops import (
     arguments,
     aten,
+    behind_views,
     is_getitem,
     is_mutable,
     is_of_ranks,
@@ -33,13 +34,14 @@ from tracefuse.optimizers.ops import (
     set_argument,
 )
 from tracefuse.optimizers.rewrite import evaluate, layouts
-from tracefuse.optimizers.trace import call, fake_mode, val
+from tracefuse.optimizers.trace import call, fake_mode, phase, val
 
 WEIGHT = 1
 """The place of the weight's gradient among the results of a backward."""
 
 
 _FOLLOWING = {
+    "clone", "_to_copy", "cat", "constant_pad_nd",
     "mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward",
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
     "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
@@ -48,6 +50,8 @@ _FOLLOWING = {
     "_batch_norm_with_update_functional", "batch_norm_backward",
 }  # fmt: skip
 """Of the ops that are neither pointwise nor reductions, those whose fake tensors tell the strides that their kernels yield."""
+_BY_ADDRESS = {"as_strided", "_reshape_alias"}
+"""Views whose arguments are places in memory, which has to lie as it did: autograd writes into slices by them."""
 _UNTOLD = {"native_group_norm", "native_group_norm_backward"}
 """Reductions whose fake tensors do not: seen on a CPU, torch 2.13."""
 
@@ -66,15 +70,17 @@ class Placing:
         self._graph, self._chosen, self._kept = graph, chosen, kept
         self._was: dict[fx.Node, Any] = {}
         self._lasting: dict[fx.Node, fx.Node] = {}
-        self._restored: dict[fx.Node, fx.Node] = {}
+        self._restored: dict[tuple[fx.Node, bool], fx.Node] = {}
         self._returned: dict[fx.Node, fx.Node] = {}
+        output = graph.output_node()
+        self._is_returned = {behind_views(node) for node in output.all_input_nodes}
         self.borders: list[fx.Node] = []
         for node in [n for n in graph.nodes if n.op == "call_function"]:
             self._place(node)
-        output = graph.output_node()
         for node in output.all_input_nodes:
             if node in self._was and layouts(self._was[node]) != layouts(val(node)):
-                self._return_restored(node)
+                self._returned[node] = copy = self._as_before(node, node)
+                self._take_name(copy, node)
         if self._returned:  # all at once: there are as many as the program has parameters
             output.args = fx.node.map_arg(output.args, lambda node: self._returned.get(node, node))
 
@@ -104,23 +110,24 @@ class Placing:
             readers = [user for user in part.users if user.op != "output"]
             is_returned = len(readers) < len(part.users)
             count = len(self.borders)
-            with self._graph.inserting_before(part.next):
-                copy = self._as_before(part, part)
+            copy = self._as_before(part, part)
             del self.borders[count:]  # cuDNN would make it otherwise
             for reader in readers:
                 reader.replace_input_with(part, copy)
             if is_returned:
                 self._returned[part] = copy
-            self._was.pop(part)
+            self._was[copy] = self._was.pop(part)  # views of it lie in other memory
             self._take_name(copy, part)
 
     def _follow(self, node: fx.Node, moved: list[fx.Node]) -> None:
-        """Type an op anew whose operands `moved`, or let it read them as they were."""
+        """Type an op anew whose operands `moved`, or let it read them as they were: then it yields what it yielded."""
         value = None if node in self._kept else self._foretold(node, moved)
         if value is None:
-            with self._graph.inserting_before(node):
-                for operand in moved:
-                    node.replace_input_with(operand, self._as_before(operand, node))
+            whole = packet_name(node) in _BY_ADDRESS
+            for operand in moved:
+                node.replace_input_with(operand, self._as_before(operand, node, whole))
+            if not (is_view(node) or is_getitem(node)):
+                return
             value = evaluate(self._graph, node.target, node.args, node.kwargs, {})
         self._retype(node, value)
 
@@ -150,12 +157,6 @@ class Placing:
             self._was[node] = old
             node.meta["val"] = value
 
-    def _return_restored(self, node: fx.Node) -> None:
-        with self._graph.inserting_before(node.next):
-            copy = self._as_before(node, node)
-        self._returned[node] = copy
-        self._take_name(copy, node)
-
     @staticmethod
     def _take_name(copy: fx.Node, node: fx.Node) -> None:
         copy.name, node.name = node.name, copy.name
@@ -166,7 +167,7 @@ class Placing:
         """The image, or a copy of it for `node`, that lies channels-last; a weight is no border, cuDNN would copy it too."""
         if lies_channels_last(val(image)):
             return image
-        if image not in self._lasting:
+        if not _may_read(node, self._lasting.get(image)):
             with self._graph.inserting_before(node):
                 layout, name = torch.channels_last, f"{image.name}_channels_last"
                 copy = call(node, aten.clone.default, image, memory_format=layout, name=name)
@@ -175,27 +176,37 @@ class Placing:
                 self.borders.append(copy)
         return self._lasting[image]
 
-    def _as_before(self, node: fx.Node, like: fx.Node) -> fx.Node:
-        """A copy of a value, where the graph is edited, that lies as the value did; a view is one of a copy where only that
-        lies so."""
+    def _as_before(self, node: fx.Node, reader: fx.Node, whole: bool = False) -> fx.Node:
+        """A copy of a value, for `reader`, that lies as the value did; a view is of a copy where that alone lies so, or where
+        the `whole` memory has to lie as it did."""
         if node not in self._was:
             return node
-        if node not in self._restored:
-            self._restored[node] = self._made_as_before(node, like)
-        return self._restored[node]
+        known = (node, whole)
+        if not _may_read(reader, self._restored.get(known)):
+            # What is returned is copied where it is computed, so that no output comes from another phase.
+            like, at = (node, node.next) if behind_views(node) in self._is_returned else (reader, reader)
+            at = node.next if reader is node else at
+            with self._graph.inserting_before(at):
+                self._restored[known] = self._made_as_before(node, like, whole)
+        return self._restored[known]
 
-    def _made_as_before(self, node: fx.Node, like: fx.Node) -> fx.Node:
+    def _made_as_before(self, node: fx.Node, like: fx.Node, whole: bool) -> fx.Node:
         was = self._was[node]
-        if isinstance(was, torch.Tensor) and layouts(was) == layouts(val(node)) and not is_view(node):
+        is_tensor, is_shown = isinstance(was, torch.Tensor), is_view(node)
+        if is_tensor and layouts(was) == layouts(val(node)) and not (whole and is_shown):
             return node
         if node.target is aten._to_copy.default and _is_narrower(node.args[0], node):
-            return call(like, node.target, self._as_before(node.args[0], like), **node.kwargs)
-        if isinstance(was, torch.Tensor) and is_dense(was.shape, was.stride()):
+            return call(like, node.target, self._source(node, like, whole), **node.kwargs)
+        if is_tensor and is_dense(was.shape, was.stride()) and not (whole and is_shown):
             return self._copied(node, was, like)
-        if is_view(node) or is_getitem(node):
-            source: fx.Node = node.args[0]  # type: ignore[assignment]
-            return call(like, node.target, self._as_before(source, like), *node.args[1:], **node.kwargs)
+        if is_shown or is_getitem(node):
+            return call(like, node.target, self._source(node, like, whole), *node.args[1:], **node.kwargs)
         raise NotRestored(f"{node.name} does not lie in one block")
+
+    def _source(self, node: fx.Node, like: fx.Node, whole: bool) -> fx.Node:
+        """What the first operand of an op is a copy of, made beside what is made of it."""
+        source: fx.Node = node.args[0]  # type: ignore[assignment]
+        return self._made_as_before(source, like, whole) if source in self._was else source
 
     def _copied(self, node: fx.Node, was: torch.Tensor, like: fx.Node) -> fx.Node:
         """A copy of a value in the strides of `was`."""
@@ -203,14 +214,21 @@ class Placing:
         name = (
             f"{node.name}_{'channels_last' if like is node else 'as_before'}"  # it may come to swap names with the node
         )
-        if was.is_contiguous():
-            copy = call(like, aten.clone.default, node, memory_format=torch.contiguous_format, name=name)
-            self.borders.append(copy)
-            return copy
-        turned = call(like, aten.permute.default, node, order)
+        turned = node if was.is_contiguous() else call(like, aten.permute.default, node, order)
         copy = call(like, aten.clone.default, turned, memory_format=torch.contiguous_format, name=name)
         self.borders.append(copy)
-        return call(like, aten.permute.default, copy, [order.index(dim) for dim in range(was.dim())])
+        if turned is not node:
+            copy = call(like, aten.permute.default, copy, [order.index(dim) for dim in range(was.dim())])
+        if val(copy).stride() == was.stride():
+            return copy
+        return call(
+            like, aten.as_strided.default, copy, list(was.shape), list(was.stride())
+        )  # dimensions of one element
+
+
+def _may_read(reader: fx.Node, copy: fx.Node | None) -> bool:
+    """Whether there is a copy, and an op may read it: one of the forward reads none of the backward."""
+    return copy is not None and (phase(copy) != "backward" or phase(reader) == "backward")
 
 
 def _convolved(graph: fx.Graph, node: fx.Node) -> Any:
@@ -257,7 +275,9 @@ def _follows(node: fx.Node) -> bool:
     """Whether an op may read operands in another order, and is known to yield what its fake tensors say."""
     if not isinstance(node.target, torch._ops.OpOverload) or is_random(node) or is_mutable(node) or is_of_ranks(node):
         return False
-    if _takes_channels_apart(node):
-        return False
     name = packet_name(node)
-    return name in _FOLLOWING or node.target in POINTWISE or (op_class(node) != "heavy" and name not in _UNTOLD)
+    if is_view(node):
+        return name not in _BY_ADDRESS and not _takes_channels_apart(node)
+    if name in _FOLLOWING or node.target in POINTWISE or torch.Tag.pointwise in node.target.tags:
+        return True
+    return op_class(node) == "reduction" and name not in _UNTOLD

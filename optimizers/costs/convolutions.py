@@ -62,8 +62,10 @@ def copied_images(node: fx.Node, computed: Collection[int] = (0, 1)) -> list[tor
     x = val(args["input"])
     if x.dim() != 4 or x.dtype not in (*HALVES, torch.float32) or _is_matmul(node):
         return []
-    if is_depthwise(node) or all(lies_channels_last(val(args[name])) for name in image_arguments(node)):
+    if is_depthwise(node):
         return []
+    if lies_channels_last(x):  # then so do the results
+        return [val(args[name]) for name in image_arguments(node) if not lies_channels_last(val(args[name]))]
     if node.target is FORWARD:
         return [x, val(node)]
     g, (dx, dw) = val(args["grad_output"]), (bool(args["output_mask"][i]) and i in computed for i in (0, 1))

@@ -64,6 +64,47 @@ class Split(nn.Module):
         return torch.cat([self.second(a), b], 1).flatten(2).transpose(1, 2)
 
 
+class Behind(nn.Module):
+    """Something of two convolutions' result."""
+
+    def __init__(self, of: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.of = conv(3, 6), conv(6, 6), of
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of(self.second(self.first(x)))
+
+
+class Slices(nn.Module):
+    """Writes into slices, whose gradients autograd finds by their places in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = conv(3, 6), conv(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y.mul_(2)
+        y[:, 1:3].mul_(3)
+        y[:, 0] = x[:, 0]
+        kept = torch.zeros_like(y)
+        kept[:, 1:5].copy_(self.second(y))
+        return kept
+
+
+class LowRank(nn.Module):
+    """A convolution whose weight is one and a product of two, as of LoRA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = conv(3, 6), conv(6, 6)
+        self.down, self.up = nn.Parameter(torch.randn(2, 18)), nn.Parameter(torch.randn(18, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.second.weight + (self.up @ self.down).view(6, 6, 3, 3)
+        return nn.functional.conv2d(self.first(x), weight, padding=1)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "a chain": lambda: normed(3, 4, 6),
     "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(3, 5, 3, 2), nn.GELU(), conv(5, 4)),
@@ -78,6 +119,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a flat head": lambda: nn.Sequential(conv(3, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 120, 4)),
     "dropout": lambda: nn.Sequential(conv(3, 8), nn.Dropout(0.4), conv(8, 5), nn.Dropout2d(0.4)),
     "parts": Split,
+    "slices": Slices,
+    "a weight of low rank": LowRank,
+    "circular": lambda: nn.Sequential(conv(3, 6), nn.Conv2d(6, 6, 3, padding=1, padding_mode="circular"), conv(6, 4)),
+    "rolled": lambda: Behind(lambda y: y.roll((1, 2), (2, 3))),
+    "by address": lambda: Behind(lambda y: y.as_strided((2, 3, 5, 12), (720, 120, 12, 1), 120)),
+    "chosen": lambda: Behind(lambda y: y[y > 0]),
+    "moved": lambda: Behind(lambda y: y[:, :, :, :1].movedim(0, 2)),
     "one channel": lambda: nn.Sequential(conv(3, 1), nn.ReLU(), conv(1, 4)),
     "volumes": lambda: nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Conv3d(3, 4, (1, 3, 3)), nn.Flatten(1, 2), conv(4, 3)),
 }
@@ -105,6 +153,49 @@ def test_an_output_lies_as_before_and_keeps_its_name() -> None:
     (record,) = run_pipeline(capture.trace, [LastAll()])
     before, after = ({n.name: val(n).stride() for n in t.returned} for t in (record.before, record.after))
     assert before == after
+
+
+@counted
+def test_what_is_returned_is_computed_in_its_own_phase_and_before_it_is_read() -> None:
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):  # type: ignore[no-untyped-def]
+            ctx.save_for_backward(y)
+            return y * 2
+
+        @staticmethod
+        def backward(ctx, g):  # type: ignore[no-untyped-def]
+            return g * ctx.saved_tensors[0].cumsum(1)
+
+    model, x = normed(3, 4), torch.randn(2, 3, 8, 8)
+
+    def step() -> tuple[Tensor, ...]:
+        y = model(x)
+        loss = Summed.apply(y).square().mean()
+        loss.backward()
+        return loss, y, y[:, 1:3], y.cumsum(1)
+
+    capture = tracefuse.capture(step)
+    (record,) = run_pipeline(capture.trace, [LastAll()])
+    phases = [[phase(node) for node in trace.returned] for trace in (record.before, record.after)]
+    assert phases[0] == phases[1]
+    assert_same_numbers(record.after, capture)
+    assert_types_are_true(record.after, capture)
+
+
+@counted
+def test_types_of_half_precision_stay_true() -> None:
+    model, x = nn.Sequential(conv(3, 8), nn.LayerNorm([8, 10, 12]), conv(8, 5)), torch.randn(2, 3, 10, 12)
+
+    def step() -> None:
+        with torch.autocast("cpu", bf16):
+            result = model(x).square().mean()
+        result.backward()
+
+    capture = tracefuse.capture(step)
+    (record,) = run_pipeline(capture.trace, [LastAll()])
+    assert record.after is not record.before
+    assert_types_are_true(record.after, capture)
 
 
 def on_gpu(model: nn.Module, x: Tensor) -> PassRecord:
