@@ -104,7 +104,16 @@ def capture(model: GPT, inputs: tuple[Tensor, Tensor]) -> Capture:
 def variants(captured: Capture, plain: bool) -> Iterable[tuple[Point, Variant]]:
     """Every point, with what is known without a clock. The first is no remat at all."""
     exact = gradients(
-        captured.optimize(simplify=False, freeze=False, cat=False, decompose=False, pad=False, remat=False, fuse=False)
+        captured.optimize(
+            simplify=False,
+            freeze=False,
+            cat=False,
+            decompose=False,
+            channels_last=False,
+            pad=False,
+            remat=False,
+            fuse=False,
+        )
     )
     yield _point("no remat", captured, exact, remat=False)
     for weight in WEIGHTS:

@@ -57,7 +57,8 @@ def root(opened: Page) -> Locator:
     return view
 
 
-PASSES = ("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "pad", "remat", "optimizer_step", "fuse")
+PASSES = ("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "channels_last", "pad",
+          "remat", "optimizer_step", "fuse")  # fmt: skip
 
 
 def switch(root: Locator, name: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from traces import captured_step
 
 import tracefuse
+from tracefuse.config.names import PASSES
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import Trace
@@ -90,7 +91,7 @@ def test_what_a_pass_does_in_its_place_is_not_what_its_switch_changes(shown: Var
 
 
 def test_until_the_other_steps_are_known_nothing_is_said_of_them(shown: Variant) -> None:
-    assert [one["without"] for one in payload(shown)["passes"]] == [None] * 10
+    assert [one["without"] for one in payload(shown)["passes"]] == [None] * len(PASSES)
     assert "of the captured step" in next(one["needs"] for one in payload(shown)["passes"] if one["name"] == "freeze")
 
 
