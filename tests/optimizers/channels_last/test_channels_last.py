@@ -322,7 +322,7 @@ def test_on_a_gpu_types_are_true_and_numbers_those_of_float64(name: str, dtype: 
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         model = MODELS[name]().cuda()
         x = torch.randn(3, 3, 10, 12, device="cuda")
-        exact = {n: p.grad for n, p in _trained(model, x, f64).named_parameters()}
+        exact = {n: p.grad for n, p in _trained(model, x, f64).named_parameters() if p.grad is not None}
         eager = {n: p.grad for n, p in _trained(model, x, dtype).named_parameters()}
         capture = step_of(mine := _copied(model, dtype), x.to(dtype))
         after = final(capture.trace, run_pipeline(capture.trace, [Decompose(), LastAll(), Fuse()]))
