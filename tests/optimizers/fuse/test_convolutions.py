@@ -77,10 +77,16 @@ def test_a_pool_behind_a_convolution_has_eager_numbers(is_last: bool) -> None:
 def test_no_kernel_only_adds_a_bias_or_only_sums_its_gradient() -> None:
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.SiLU(), nn.Conv2d(64, 64, 3), nn.SiLU(), nn.Conv2d(64, 64, 3))
     capture = _stepped(model, lambda y: y, torch.randn(2, 3, 40, 40, requires_grad=True))
-    kernels = [n.target for n in capture.optimize(remat=1.0).trace.ops if isinstance(n.target, Kernel)]
+    kernels = [
+        n.target for n in capture.optimize(remat=1.0, channels_last=False).trace.ops if isinstance(n.target, Kernel)
+    ]
     # Of the forward: bias and SiLU twice, bias and loss. Of the backward: the loss's or SiLU's gradient and the bias's.
     assert len(kernels) == 6
-    backward = [n for n in capture.optimize(remat=1.0).trace.ops if n.target is aten.convolution_backward.default]
+    backward = [
+        n
+        for n in capture.optimize(remat=1.0, channels_last=False).trace.ops
+        if n.target is aten.convolution_backward.default
+    ]
     assert [arguments(n)["output_mask"][2] for n in backward] == [False] * 3
 
 
