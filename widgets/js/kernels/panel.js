@@ -194,7 +194,7 @@ function ratioOf(gain) {
 function total(rows, clock) {
   const step = rows.reduce((sum, one) => sum + (one.step ?? 0), 0);
   const calls = rows.reduce((sum, one) => sum + one.calls, 0);
-  return h("tfoot", null, h("tr", { "data-testid": "tf-kernels-total" }, h("th", { scope: "row" }, "kernels of the step"), right(calls), right(formatTime(step)), right(shareOf(step, clock.step_us[1])), h("td", { colspan: "5" })));
+  return h("tfoot", null, h("tr", { "data-testid": "tf-kernels-total" }, h("th", { scope: "row", title: "what all kernels of the step take" }, "all kernels"), right(calls), right(formatTime(step)), right(shareOf(step, clock.step_us[1])), h("td", { colspan: "5" })));
 }
 
 function unknown() {

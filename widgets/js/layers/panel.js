@@ -13,7 +13,7 @@ const COLUMNS = /** @type {[Column, string, string][]} */ ([
   ["forward", "forward", "tf-right"],
   ["backward", "backward", "tf-right"],
   ["update", "update", "tf-right"],
-  ["ratio", "bwd/fwd", "tf-right"],
+  ["ratio", "ratio", "tf-right"],
   ["share", "of step", "tf-right"],
   ["change", "before → after", "tf-right"],
   ["saved", "saved", "tf-right"],
