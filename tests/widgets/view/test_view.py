@@ -380,6 +380,7 @@ def test_each_pass_gets_its_own_share_which_ages_with_the_configuration() -> Non
         "freeze",
         "cat",
         "linear_cross_entropy",
+        "channels_last",
         "pad",
         "optimizer_step",
         "remat",
