@@ -101,6 +101,7 @@ def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
         "cat": False,
         "linear_cross_entropy": False,
         "decompose": False,
+        "channels_last": False,
         "pad": False,
         "remat": False,
         "optimizer_step": False,

@@ -111,7 +111,7 @@ def test_the_biggest_lever_that_nobody_pulled_is_on_the_first_screen(
     expect(what).to_contain_text("3 attentions written by hand")
     expect(where).to_have_text(re.compile(r"^In\[1\]:\d+"))
     expect(lever.locator(".tf-worth")).to_have_text(
-        re.compile(r"^≈ spares up to [\d.]+ .s of [\d.]+ ms: \d+ of \d+ launches$")
+        re.compile(r"^≈ spares up to [\d.]+ [µm]s of [\d.]+ [µm]s: \d+ of \d+ launches$")
     )
     expect(lever.locator(".tf-lever-fix")).to_contain_text(
         "return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True)) in place of In[1]:"
