@@ -22,8 +22,9 @@ from tracefuse.lint.strided import Without, without
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.channels_last.worth import loss, obstacle
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
+from tracefuse.optimizers.facts import lies_channels_last
 from tracefuse.optimizers.ops import arguments, grouped, is_returned, is_view
-from tracefuse.optimizers.trace import fake_mode, human_bytes, line_of, nbytes, val
+from tracefuse.optimizers.trace import fake_mode, human_bytes, is_on_gpu, line_of, nbytes, val
 from tracefuse.tables.folding import work
 from tracefuse.text import share_text, time_text
 
@@ -230,11 +231,14 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
     few = len({n.args[1] for n in ops})
     moved = sum(_transposed(n) for n in with_backward(case, ops) if work(n) == "convolution")
     us = 1e6 * moved / roofline_of(case.trace).bytes_per_s
+    # A step that a CPU took has none of it; a modelled one does, as one that a GPU took.
+    is_within = is_on_gpu(case.trace) or not case.times.is_measured
+    whole = case.step_us if is_within else case.step_us + us
     tf32 = case.program.convolutions["tf32"]
     is_taken = case.program.convolutions["cudnn"] and any(not (obstacle(n) or loss(n, tf32)) for n in ops)
     yield from case.finding(
         "not-channels-last",
-        case.severity(us, case.step_us + us),
+        case.severity(us, whole),
         f"{few} of {convolutions_of(every)} {'reads' if few == 1 else 'read'} tensors that do not lie in channels_last",
         (
             ("transposed by cuDNN", f"{human_bytes(moved)} a step"),
@@ -245,8 +249,9 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
         f"{'`channels_last` does, with copies where a region of convolutions ends; without any, ' if is_taken else ''}"
         "`model.to(memory_format=torch.channels_last)` and `x.to(memory_format=torch.channels_last)`, and no op between that "
         "lays it out anew",
-        f"about {time_text(us)} on top of the step's {time_text(case.step_us)}, "
-        f"{share_text(us, case.step_us + us)} of their sum ({case.beside_step('modelled: two passes over each tensor')})",
+        f"about {time_text(us)} {'of' if is_within else 'on top of'} the step's {time_text(case.step_us)}, "
+        f"{share_text(us, whole)}{'' if is_within else ' of their sum'} "
+        f"({case.beside_step('modelled: two passes over each tensor')})",
         {"channels_last": True} if is_taken else None,
         kind="modelled",
     )
@@ -257,16 +262,7 @@ def _is_nchw(node: fx.Node) -> bool:
     source, weight, groups = val(node.args[0]), val(node.args[1]), arguments(node)["groups"]  # type: ignore[arg-type]
     if source.dim() != 4 or source.dtype == torch.float64 or (groups > 1 and groups == source.shape[1]):
         return False
-    return (
-        not _lies_in_channels_last(source)
-        and not _lies_in_channels_last(weight)
-        and weight.shape[-1] * source.shape[1] > 1
-    )
-
-
-def _lies_in_channels_last(tensor: torch.Tensor) -> bool:
-    # A tensor of one channel, or of one pixel, lies in both orders.
-    return tensor.is_contiguous(memory_format=torch.channels_last)
+    return not lies_channels_last(source) and not lies_channels_last(weight) and weight.shape[-1] * source.shape[1] > 1
 
 
 def _transposed(node: fx.Node) -> int:

@@ -8,7 +8,7 @@ and around a 1 × 1 convolution whose places lie along aligned rows: that is a m
 convolution copies nothing, and has kernels for the order channel by channel that read an image again for its taps. Volumes
 (`conv3d`) are copied in both orders.
 
-Fitted to 78 convolutions on an H200 (torch 2.11, cuDNN 9): what channels-last operands save is what such copies take.
+Fitted to convolutions of both orders on an H200 (torch 2.11, cuDNN 9): channels-last operands save what such copies take.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def slow_in_aten(node: fx.Node) -> str | None:
         # `tests/bench/fusions/embeddings.py` has such a cast alone, and with an addition, beside what memory takes.
         return f"ATen's own cast to {SHORT_DTYPE[val(node).dtype]} takes twice as long as memory"
     if turns_images(node) and nbytes(node) >= LEAST_TURNED:
-        # `tests/bench/kernels.py` has both: ATen's copy computes two offsets for each element.
+        # ATen's copy computes two offsets for each element, and reads or writes one side word by word.
         return "ATen's own copy of images to the other order does not keep up with memory"
     if node.target in WINDOW_OPS - NEAREST:
         # Of programs with a pool, torch.compile, which gathers as we do, took 0.3 to 0.7 of eager's time on an H200.
