@@ -12,7 +12,8 @@ out copies of what it makes. A copy of `LEAST` bytes and more is saved where tha
 Who reads what was handed out on another stream, or in another process, must hold it until he has waited for that:
 `record_stream` keeps nobody from running the graph again.
 
-Private names: `torch._C._storage_Use_Count`, how many tensors lie in a memory, and one for the storage as an object of Python;
+Private names: `torch._C._dynamo.guards._empty_strided_cuda`, which allocates on the current GPU without the dispatcher;
+`torch._C._storage_Use_Count`, how many tensors lie in a memory, and one for the storage as an object of Python;
 `torch._C._construct_storage_from_data_pointer`; `torch._neg_view`; `StorageWeakRef`, of a module without an underscore that
 nobody documents. Seen on torch 2.11 and 2.13.
 """
@@ -20,7 +21,7 @@ nobody documents. Seen on torch 2.11 and 2.13.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -143,6 +144,7 @@ class Handed:
         self._shared, self._at_once = shared, at_once
         self.made: list[torch.Tensor] = []
         self._copied: list[int] = []
+        self._allocate: Callable[[], list[torch.Tensor]] | None = None
         self._watched: list[int] = []  # What is copied and need not be if the copies die.
         self._may: dict[int, list[int]] = {}  # Memory that may be handed out -> the positions of what lies in it.
         self._lent: dict[int, Any] = {}  # What of it is handed out itself -> its storage.
@@ -164,6 +166,7 @@ class Handed:
         themselves = {at for where in lent for at in self._may[where]}
         self._copied = [at for at in range(len(made)) if at not in themselves]
         self._watched = [at for held in self._may.values() for at in held if at not in themselves]
+        self._allocate = allocator_like([made[at] for at in self._copied])
 
     def _is_free(self, positions: list[int]) -> bool:
         found = [self.made[at] for at in positions]
@@ -172,7 +175,7 @@ class Handed:
 
     def release(self) -> None:
         """Hold nothing of the recording that was."""
-        self.made, self._copied, self._watched = [], [], []
+        self.made, self._copied, self._watched, self._allocate = [], [], [], None
         self._may, self._lent, self._unheld, self._copies = {}, {}, {}, {}
 
     def note(self) -> None:
@@ -204,7 +207,7 @@ class Handed:
         """What the graph has made, for the caller to keep."""
         if not self._unheld:  # the first time, when nobody but the graph holds any
             self._unheld = {where: self._holders(where) for where in self._lent}
-        copies = copies_of([self.made[at] for at in self._copied], self._shared)
+        copies = copies_of([self.made[at] for at in self._copied], self._shared, self._allocate)
         found = dict(zip(self._copied, copies, strict=True))
         self._copies = {at: StorageWeakRef(found[at].untyped_storage()) for at in self._watched}
         return [found[at] if at in found else tensor.detach() for at, tensor in enumerate(self.made)]
@@ -266,16 +269,35 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     return _laid_over(place, tensor)
 
 
-def copies_of(tensors: Sequence[torch.Tensor], shared: bool = False) -> list[torch.Tensor]:
-    """A copy of each; if `shared`, those that lie in one memory do so as copies too."""
+def copies_of(
+    tensors: Sequence[torch.Tensor], shared: bool = False, allocate: Callable[[], list[torch.Tensor]] | None = None
+) -> list[torch.Tensor]:
+    """A copy of each; if `shared`, those that lie in one memory do so as copies too. Others lie where `allocate` says."""
     memories = {_address(t): t for t in tensors} if shared else {}
     if shared and len(memories) < len(tensors):
         whole = dict(zip(memories, copies_of([_memory_of(t) for t in memories.values()]), strict=True))
         return [_laid_over(whole[_address(t)].untyped_storage(), t) for t in tensors]
-    copies = [torch.empty_like(t) for t in tensors]
+    copies = [torch.empty_like(t) for t in tensors] if allocate is None else allocate()
     if copies:
         _copy_all(copies, list(tensors))
     return copies
+
+
+def allocator_like(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]] | None:
+    """What allocates memory for copies of these at each call, at less cost to the host than `torch.empty_like` for each; None
+    where they do not all lie on one GPU."""
+    allocate = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)  # type: ignore[attr-defined]
+    gpus = {tensor.get_device() for tensor in tensors}
+    if allocate is None or len(gpus) != 1 or min(gpus) < 0:
+        return None
+    layouts = [(tuple(t.shape), t.stride(), t.dtype) for t in map(torch.empty_like, tensors)]
+
+    def allocated() -> list[torch.Tensor]:
+        if torch.cuda.current_device() not in gpus:
+            return list(map(torch.empty_like, tensors))
+        return [allocate(*layout) for layout in layouts]
+
+    return allocated
 
 
 def _memory_of(tensor: torch.Tensor) -> torch.Tensor:

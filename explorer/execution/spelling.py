@@ -35,7 +35,12 @@ METHODS = {
 }
 """Of the first operand, with the same arguments behind it."""
 
-SPREAD = {aten.view.default: "view", aten.permute.default: "permute", aten.expand.default: "expand"}
+SPREAD = {
+    aten.view.default: "view",
+    aten._unsafe_view.default: "view",
+    aten.permute.default: "permute",
+    aten.expand.default: "expand",
+}
 """Methods that take the numbers of a list one by one."""
 
 FUNCTIONS = {

@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from tracefuse.optimizers.fuse.as_read import AsRead
 from tracefuse.optimizers.fuse.carving import Carver
 from tracefuse.optimizers.fuse.casts import cast_together
 from tracefuse.optimizers.fuse.dropout import drop_unmasked, dropouts, split_dropouts
@@ -89,7 +90,7 @@ class Fuse:
         pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
         pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
         pieces = duplicate_pieces(graph, pieces, fusible, carver.attempt, decide)
-        pieces = judged(pieces, self.timed, carver.in_two, decide)
+        pieces = judged(pieces, self.timed, carver.in_two, AsRead(carver.kernels).pieces, decide)
         carved = [piece.carved for piece in pieces if piece.carved]
         fused = rebuild(graph, carved)
         return replace(trace, graph=fused, _cache={}), [split[n.name] for n in fused.nodes if is_mask(n)]

@@ -19,7 +19,8 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -41,11 +42,15 @@ from tracefuse.optimizers.trace import copy_node, create_op, origin, phase, set_
 
 @dataclass(frozen=True, eq=False)
 class Carved:
-    """A kernel, the values it takes, and those of the trace that it yields, in the order of its results."""
+    """A kernel, the values it takes, and those of the trace that it yields, in the order of its results.
+
+    It yields those that are `shown` as their views, which are one and the same.
+    """
 
     kernel: Kernel
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
+    shown: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
 
 
 _Unit = fx.Node | Carved
@@ -55,6 +60,7 @@ def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
     """The graph with kernels in place of the ops that they stand for, without views that the backward takes again; names and
     metadata of all other values are kept."""
     provider: dict[fx.Node, _Unit] = {node: one for one in carved for node in one.outputs}
+    provider |= {view: one for one in carved for views in one.shown.values() for view in views}
     new_graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -106,16 +112,29 @@ def _insert(graph: fx.Graph, one: Carved, new: dict[fx.Node, fx.Node]) -> None:
     args = tuple(new[n] for n in one.inputs)
     if len(one.outputs) == 1:
         (result,) = one.outputs
-        node = new[result] = create_op(graph, one.kernel, args, {}, result.name)
-        node.meta = dict(result.meta)
+        node = _yielded(graph, one, result, one.kernel, args, new)
         set_origin(node, replace(origin(result), rng=None))
         return
     call = create_op(graph, one.kernel, args, {}, "results")
-    call.meta = {"val": tuple(map(val, one.outputs)), "phase": phase(one.outputs[0])}
+    values = tuple(val(one.shown[result][0] if result in one.shown else result) for result in one.outputs)
+    call.meta = {"val": values, "phase": phase(one.outputs[0])}
     set_origin(call, replace(origin(one.outputs[-1]), rng=None))
     for at, result in enumerate(one.outputs):
-        new[result] = create_op(graph, operator.getitem, (call, at), {}, result.name)
-        new[result].meta = dict(result.meta)
+        _yielded(graph, one, result, operator.getitem, (call, at), new)
+
+
+def _yielded(
+    graph: fx.Graph, one: Carved, result: fx.Node, target: Any, args: tuple[Any, ...], new: dict[fx.Node, fx.Node]
+) -> fx.Node:
+    """What stands for a result: under its name, or under that of the view of it that the program returns."""
+    views = one.shown.get(result, ())
+    named = next(filter(is_returned, views), result)
+    node = create_op(graph, target, args, {}, named.name)
+    node.meta = dict(result.meta)
+    if views:
+        node.meta["val"] = val(views[0])
+    new |= dict.fromkeys((result, *views), node)
+    return node
 
 
 # --- views ------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tracefuse.optimizers.fuse.pieces import Piece
 from tracefuse.optimizers.passes import Decision
 
 InTwo = Callable[[Piece, set[fx.Node]], list[Piece]]
+AsRead = Callable[[Sequence[Piece]], list[Piece]]
 
 NOT_TIMED = "not timed on this GPU: the model of bytes decides"
 
@@ -48,12 +49,16 @@ class TimedKernel:
 
 
 def judged(
-    pieces: Iterable[Piece], timed: Iterable[TimedKernel], in_two: InTwo, decide: Callable[[Decision], None]
+    pieces: Sequence[Piece],
+    timed: Iterable[TimedKernel],
+    in_two: InTwo,
+    as_read: AsRead,
+    decide: Callable[[Decision], None],
 ) -> list[Piece]:
-    """`pieces`, those whose kernel lost cut `in_two`, and so on, or without a kernel where nothing is cut. What became of each
-    is told to `decide`."""
+    """`pieces`, whose kernels yield their results `as_read`; those whose kernel lost cut `in_two`, and so on, or without a
+    kernel where nothing is cut. What became of each is told to `decide`."""
     known = {one.key: one for one in timed}
-    waiting, found = list(pieces)[::-1], []
+    waiting, found = as_read(pieces)[::-1], []
     times_of = collections.Counter(node for piece in waiting for node in piece.nodes)
     shared = {node for node, times in times_of.items() if times > 1}
     while waiting:
@@ -62,7 +67,7 @@ def judged(
         if times is not None and times.loses:
             if parts := in_two(piece, shared):
                 decide(_apart(piece, times, parts))
-                waiting += parts[::-1]
+                waiting += as_read(parts)[::-1]
                 continue
             piece = replace(piece, carved=None, reason=times.said(len(piece.work)))
         decide(_with_times(piece, times))

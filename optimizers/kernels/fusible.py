@@ -32,8 +32,10 @@ from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
     NORM_BACKWARD,
     SUMMED,
     SUMS,
+    Geometry,
     are_few_and_long,
     columns_of,
+    is_strided,
     operand_of,
     reduced_dims,
     rows_of,
@@ -240,10 +242,17 @@ def _row_refusal(node: fx.Node) -> str | None:
         return f"it reduces more than {MAX_STRIDED_ROW} elements that do not lie together, by more than a sum"
     if node.target in (*PLAIN_REDUCTIONS, aten.logsumexp.default) and rows_of(node) and are_few_and_long(geometry):
         return "its rows are few and long: ATen has many programs share one"
+    if node.target in PLAIN_REDUCTIONS and node.target not in SUMMED and rows_of(node) and _skips_far(node, geometry):
+        return f"its rows have more than {MAX_STRIDED_ROW} elements, between which others lie"
     if node.target in SUMS and val(node).dtype is torch.bool:
         return "it sums into a boolean"
     _, n_rows, n_cols = geometry.sizes
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None
+
+
+def _skips_far(node: fx.Node, rows: Geometry) -> bool:
+    """Whether one program would read a long row whose neighbours in memory other programs read."""
+    return rows.sizes[2] > MAX_STRIDED_ROW and is_strided(node, rows)
 
 
 def _norm_refusal(node: fx.Node) -> str | None:

@@ -17,7 +17,9 @@ Private names: `CompiledKernel.run(x, y, z, stream, function, packed_metadata, l
 *arguments)`, which takes addresses for tensors and constants by position; `HookChain.calls`. Seen on triton 3.6, 3.7.1 and
 3.9. On 3.6 `CompiledKernel.run.launch`, the function in C which that ends in, with four more arguments for what our kernels
 do not have: cooperative grids, dependent launches and scratch memory. `torch._C._cuda_getCurrentRawStream` and
-`torch._C._cuda_getDevice`, seen on torch 2.11, 2.13 and 2.15; where they are missing, their public twins serve.
+`torch._C._cuda_getDevice`, seen on torch 2.11, 2.13 and 2.15, and `torch._C._dynamo.guards._empty_strided_cuda(shape, stride,
+dtype)`, which allocates on the current GPU without the dispatcher, seen on torch 2.11 and 2.13; where they are missing, their
+public twins serve.
 """
 
 from __future__ import annotations
@@ -37,6 +39,16 @@ def _public_stream(device):
 
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_is_quick = hasattr(_guards, "_empty_strided_cuda")
+
+
+def empty(shape, stride, dtype, like):
+    """`torch.empty_strided` on the device of `like`, at less cost to the host; `shape` and `stride` are tuples."""
+    device = like.get_device()
+    if _is_quick and 0 <= device == _current_device():
+        return _guards._empty_strided_cuda(shape, stride, dtype)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=like.device)
 
 
 def _call_of(machine_code):

@@ -76,10 +76,10 @@ def list_launcher(kernel: ListKernel, tuning: Tuning = GUESS) -> str:
     lines.append(f"    table, parts, programs = {found}")
     launched = ["table", "parts", *given]
     if isinstance(kernel, ListTotal):
-        like = f"dtype={kernel.result}, device={names[0]}[0].device"
+        like = f"{kernel.result}, {names[0]}[0]"
         lines += [
-            f"    partial = torch.empty_strided((max(programs, 1),), (1,), {like})",
-            f"    total = torch.empty_strided((), (), {like})",
+            f"    partial = empty((max(programs, 1),), (1,), {like})",
+            f"    total = empty((), (), {like})",
         ]
         launched.append("partial")
     lines += [
@@ -262,6 +262,6 @@ def _memory(kernel: ListKernel, at: int, names: list[str]) -> str:
         return f"list({names[place]})"
     dtype = val(kernel.body.returned[at]).dtype
     if not _indices(kernel):
-        return f"torch.empty_strided((len({names[0]}),), (1,), dtype={dtype}, device={names[0]}[0].device).unbind()"
-    made = f"torch.empty_strided(t.shape, t.stride(), dtype={dtype}, device=t.device)"
+        return f"empty((len({names[0]}),), (1,), {dtype}, {names[0]}[0]).unbind()"
+    made = f"empty(tuple(t.shape), t.stride(), {dtype}, t)"
     return f"[{made} for t in {names[0]}]"

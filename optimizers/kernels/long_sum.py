@@ -119,7 +119,7 @@ def _launcher(kernel: LongSum) -> str:
     """The table is built in pinned memory, so that the host does not wait for its copy. A CUDA graph would copy it again at
     each replay from host memory that has long been given to others: there ATen adds."""
     shape, stride, dtype = tuple(kernel.result.shape), kernel.result.stride(), kernel.result.dtype
-    empty = f"torch.empty_strided({shape}, {stride}, dtype={dtype}, device=operands[0].device)"
+    empty = f"empty({shape}, {stride}, {dtype}, operands[0])"
     # The strides of single elements do not matter.
     fits = "t.data_ptr() % 16 == 0" + (f" and t.stride() == {stride}" if math.prod(shape) > 1 else "")
     return f"""\

@@ -18,7 +18,7 @@ from tracefuse.optimizers.lowering.norms import part_of_norm
 
 RESERVED = {
     *keyword.kwlist, *dir(builtins), "math", "torch", "triton", "tl",
-    "over", "tables_of", "written_over", "philox_word", "dropout_mask", "apply_dropout",
+    "empty", "over", "tables_of", "written_over", "philox_word", "dropout_mask", "apply_dropout",
 }  # fmt: skip
 """Names that the text of a kernel uses itself."""
 

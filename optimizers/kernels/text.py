@@ -212,7 +212,7 @@ def _launcher(kernel: Kernel, program: LoweredKernel) -> str:
     results = {n.name: (tuple(val(n).shape), val(n).stride(), val(n).dtype) for n in body.returned}
     partials = {p.name: (p.shape, row_major(p.shape), p.dtype) for p in program.partials}
     made = {
-        name: f"torch.empty_strided({shape}, {stride}, dtype={dtype}, device={inputs[0]}.device)"
+        name: f"empty({shape}, {stride}, {dtype}, {inputs[0]})"
         for name, (shape, stride, dtype) in (results | partials).items()
     }
     if kernel.overwriting is not None:
@@ -251,4 +251,7 @@ def _with_strides(placeholder: fx.Node) -> list[str]:
     if val(placeholder).numel() <= 1:
         return []
     copy = f"torch.empty_strided({name}.shape, {stride}, dtype={name}.dtype, device={name}.device).copy_({name})"
-    return [f"if {name}.stride() != {stride}:", f"    {name} = {copy}"]
+    is_other = (
+        f"not {name}.is_contiguous()" if stride == row_major(val(placeholder).shape) else f"{name}.stride() != {stride}"
+    )
+    return [f"if {is_other}:", f"    {name} = {copy}"]

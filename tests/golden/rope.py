@@ -13,6 +13,16 @@ def _public_stream(device):
 
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_is_quick = hasattr(_guards, "_empty_strided_cuda")
+
+
+def empty(shape, stride, dtype, like):
+    """`torch.empty_strided` on the device of `like`, at less cost to the host; `shape` and `stride` are tuples."""
+    device = like.get_device()
+    if _is_quick and 0 <= device == _current_device():
+        return _guards._empty_strided_cuda(shape, stride, dtype)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=like.device)
 
 
 def _call_of(machine_code):
@@ -140,6 +150,6 @@ def fused_cos_to_copy_mul_add_fff991(t, freqs):
         t = torch.empty_strided(t.shape, (40960, 4096, 128, 1), dtype=t.dtype, device=t.device).copy_(t)
     if freqs.stride() != (128, 128, 128, 1):
         freqs = torch.empty_strided(freqs.shape, (128, 128, 128, 1), dtype=freqs.dtype, device=freqs.device).copy_(freqs)
-    cat_1 = torch.empty_strided((4096, 10, 32, 128), (40960, 4096, 128, 1), dtype=torch.bfloat16, device=t.device)
+    cat_1 = empty((4096, 10, 32, 128), (40960, 4096, 128, 1), torch.bfloat16, t)
     launch_fused_cos_to_copy_mul_add_fff991_kernel(40960, t, freqs, cat_1)
     return cat_1

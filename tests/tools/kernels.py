@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -52,17 +53,27 @@ def kernel_of_types(fn: Callable[..., Any], *types: tuple[tuple[int, ...], torch
     return kernel_of(fn, *inputs)[0]
 
 
-def poisoned_empty(shape: Any, stride: Any, **options: Any) -> Tensor:
-    """`torch.empty_strided` full of what no kernel computes, so that an element left out is seen."""
-    empty = _empty_strided(shape, stride, **options)
-    return empty.fill_(float("nan") if empty.is_floating_point() else 1 if empty.dtype is torch.bool else 113)
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory that a program allocates for results is full of what no kernel computes, so that an element left out is seen."""
+    guards = torch._C._dynamo.guards
+    with (
+        mock.patch("torch.empty_strided", _filled(torch.empty_strided)),
+        mock.patch.object(guards, "_empty_strided_cuda", _filled(guards._empty_strided_cuda)),
+    ):
+        yield
 
 
-_empty_strided = torch.empty_strided
+def _filled(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(*layout: Any, **options: Any) -> Tensor:
+        empty = allocate(*layout, **options)
+        return empty.fill_(float("nan") if empty.is_floating_point() else 1 if empty.dtype is torch.bool else 113)
+
+    return made
 
 
 def run_poisoned(kernel: Kernel, inputs: list[Tensor], tuning: Tuning = GUESS) -> tuple[Tensor, ...]:
-    with mock.patch("torch.empty_strided", poisoned_empty):
+    with poisoned():
         results = launcher(kernel, tuning)(*inputs)
     return results if isinstance(results, tuple) else (results,)
 

@@ -38,6 +38,7 @@ CASES = [
     case(aten.detach.default, t(3)),
     case(aten.view.default, t(3, 4), [2, -1]),
     case(aten.view.default, t(1), []),
+    case(aten._unsafe_view.default, t(3, 4), [2, 6]),
     case(aten.permute.default, t(3, 4, 5), [2, 0, 1]),
     case(aten.expand.default, t(3, 1), [2, 3, 4]),
     case(aten.expand.default, t(3, 1), [3, 4], implicit=True),
@@ -99,7 +100,8 @@ def test_the_text_calls_the_operator(target, args, kwargs) -> None:
     with torch.no_grad(), Called() as called:
         exec(spelled(node), names)
     found, wanted = names[node.name], target(*args, **kwargs)
-    assert called.targets == [target]
+    # Without autograd the two are one.
+    assert called.targets == [aten.view.default if target is aten._unsafe_view.default else target]
     found, wanted = ([one] if isinstance(one, Tensor) else list(one) for one in (found, wanted))
     for mine, theirs in zip(found, wanted, strict=True):
         assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())

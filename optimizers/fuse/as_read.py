@@ -1,0 +1,110 @@
+"""A kernel yields a result in the shape in which it is read, where all who read it take one and the same view of it.
+
+    gelu = fused_gelu(x)  # f32[8, 128, 1024]                gelu = fused_gelu(x)  # f32[1024, 1024]
+    rows = aten.view.default(gelu, [1024, 1024])             dw = aten.mm.default(dy, gelu)
+    dw = aten.mm.default(dy, rows)
+
+The memory is the same, and a view moves no bytes. But the host takes microseconds for each, which a step of small kernels
+waits for. The view becomes the last op of the kernel, if that is launched as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from tracefuse.optimizers.fuse.carving import obstacle_of
+from tracefuse.optimizers.fuse.pieces import Piece
+from tracefuse.optimizers.kernels.kernel import Kernel, kernel_of
+from tracefuse.optimizers.kernels.text import launches
+from tracefuse.optimizers.ops import aten, frozen, is_returned, is_view
+from tracefuse.optimizers.trace import Output, val
+
+RESHAPING = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+}
+"""Views whose elements are in the order of what they are taken of."""
+
+
+@dataclass
+class AsRead:
+    """Pieces whose kernels yield results as they are read.
+
+    `kernels` are all that there are, by key; a new one is added.
+    """
+
+    kernels: dict[str, Kernel]
+    _taken: set[fx.Node] = field(default_factory=set)  # what a kernel takes as it is
+    _known: dict[Hashable, Kernel | None] = field(default_factory=dict)
+
+    def pieces(self, pieces: Sequence[Piece]) -> list[Piece]:
+        self._taken.update(value for piece in pieces for value in piece.inputs)
+        return [self._piece(piece) for piece in pieces]
+
+    def _piece(self, piece: Piece) -> Piece:
+        carved = piece.carved
+        if carved is None or not isinstance(carved.kernel, Kernel):
+            return piece
+        inside = set(piece.nodes)
+        shown = {value: views for value in piece.outputs if (views := self._views(value, inside))}
+        if not shown:
+            return piece
+        kernel = self._kernel(carved.kernel, [shown[v][0] if v in shown else None for v in piece.outputs])
+        return replace(piece, carved=replace(carved, kernel=kernel, shown=shown)) if kernel else piece
+
+    def _views(self, value: fx.Node, inside: set[fx.Node]) -> tuple[fx.Node, ...]:
+        """The views through which alone `value`, made by the ops `inside`, is read elsewhere; () where they are several ones,
+        or it is read as it is."""
+        read = [user for user in value.users if _is_read_outside(user, inside)]
+        if value in self._taken or len({_call(user) for user in read}) != 1:
+            return ()
+        view = read[0]
+        is_same = view.target in RESHAPING and val(view).numel() == val(value).numel()
+        return tuple(read) if is_same and val(view).is_contiguous() and val(value).is_contiguous() else ()
+
+    def _kernel(self, kernel: Kernel, views: Sequence[fx.Node | None]) -> Kernel | None:
+        """The kernel with these views behind its results; None where it would be launched otherwise, or could not be."""
+        key = kernel.key, tuple(view and (_call(view), val(view).shape) for view in views)
+        if key not in self._known:
+            found = _behind(kernel, views, self.kernels)
+            is_alike = obstacle_of(found) is None and _launched(found) == _launched(kernel)
+            self._known[key] = found if is_alike else None
+        return self._known[key]
+
+
+def _is_read_outside(user: fx.Node, inside: set[fx.Node]) -> bool:
+    """Whether a reader of a result is outside of the kernel, or a view that is read there."""
+    if user not in inside:
+        return True
+    return is_view(user) and (is_returned(user) or any(_is_read_outside(one, inside) for one in user.users))
+
+
+def _call(node: fx.Node) -> Hashable:
+    return node.target, frozen(node.args[1:]), frozen(node.kwargs)
+
+
+def _behind(kernel: Kernel, views: Sequence[fx.Node | None], kernels: dict[str, Kernel]) -> Kernel:
+    body = kernel.body.copy()
+    output, returned = body.graph.output_node(), list(body.returned)
+    with body.graph.inserting_before(output):
+        for at, view in enumerate(views):
+            if view is not None:
+                args = (returned[at], *view.args[1:])
+                made = body.graph.create_node(
+                    "call_function", view.target, args, view.kwargs, f"{returned[at].name}_as_read"
+                )
+                made.meta.update(view.meta)
+                returned[at] = made
+    output.args = (tuple(returned),)
+    return kernel_of(replace(body, outputs=tuple(Output("result", one.name) for one in returned), _cache={}), kernels)
+
+
+def _launched(kernel: Kernel) -> list[Hashable]:
+    return [(one.programs, one.num_warps, frozen(one.blocks), one.pointers) for one in launches(kernel)]
