@@ -1,6 +1,6 @@
 """What channels-last saves a convolution, and what the copies at the borders of its region take, in modelled seconds.
 
-They are fitted to single convolutions and copies on an H200 (torch 2.11).
+They are fitted to single convolutions (`tests/bench/fusions/convolutions.py`) and copies on an H200 (torch 2.11).
 
     saved    the copies that cuDNN makes around it (`costs.convolutions`), a launch each;
              of a depthwise one, as often the images as its window is wide

@@ -10,8 +10,8 @@ A long tree of adds becomes a kernel that sums any number of operands (`long_sum
 values computed where they are read (`duplicating`) where that moves fewer bytes; a kernel is split where a value that it
 needs both as it is and transposed would have it read its inputs twice, and where it would compute a value so often that to
 store it takes less time (`repeats`).
-Kernels that were timed and lost are cut in two, or left out (`timed`). Casts of parameters that no kernel holds are made by
-one launch (`casts`).
+Kernels that were timed and lost are cut in two, or left out (`timed`). A result that is read through one view only is yielded
+in its shape (`as_read`). Casts of parameters that no kernel holds are made by one launch (`casts`).
 
 It does nothing to matmuls, attention, convolutions, scatters and random ops (but dropout on a GPU: `dropout`), to most
 single ops (ATen's kernel moves the same bytes) and to views (they are free).

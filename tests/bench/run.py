@@ -64,6 +64,7 @@ BENCHES = {
     "launch": Bench("launch.py"),
     "host": Bench("overhead/host.py"),
     "fusions": Bench("fusions/fusions.py", check=True, limit_s=3600),
+    "convolutions": Bench("fusions/convolutions.py"),
     "fusion_nets": Bench("fusions/fusions.py", ("--part", "nets"), check=True, limit_s=2400),
     "peers": Bench("trust/peers.py"),
     "aa": Bench("trust/aa.py", check=True),

@@ -276,6 +276,18 @@ def test_gpt_step(tmp_path: Path) -> None:
     assert "tf32, vocabulary 211" in printed
 
 
+def test_convolutions(tmp_path: Path) -> None:
+    found, printed = run("fusions/convolutions.py", tmp_path)
+    times = found["ms"]["2x4x8x8 by 4x4x3x3 bfloat16"]
+    assert list(times) == [
+        f"{o}, {c}" for o in ("channel by channel", "channels-last") for c in ("heuristics", "search")
+    ]
+    for phases in times.values():
+        assert list(phases) == ["forward", "gradient of the input", "gradient of the weight"]
+        assert all(ms > 0 for ms in phases.values())
+    assert f"of {len(found['ms'])}" in printed
+
+
 def test_launch(tmp_path: Path) -> None:
     found, printed = run("launch.py", tmp_path, "--budget", "0.3")
     assert list(found["host_us"]) == ["one launch", "1 layer", "10 layers"]
