@@ -19,7 +19,7 @@ def pooled(how: str, order: torch.memory_format, side: int = SIDE) -> Trace:
 
 
 def reason(trace: Trace, how: str) -> str | None:
-    (node,) = (n for n in trace.ops if op_name(n).split(".")[0] == how)
+    (node,) = (n for n in trace.ops if op_name(n).split(".")[1] == how)
     return refusal(node)
 
 
