@@ -268,18 +268,24 @@ def operand_dtype(node: fx.Node) -> torch.dtype | None:
 def roofline_seconds(node: fx.Node, peaks: Peaks) -> float:
     """The least seconds that the op can take on `peaks` as a kernel of its own: bandwidth or arithmetic, the slower.
 
-    A matmul of 16 bits over unaligned rows gets `UNALIGNED_SHARE` of the arithmetic. Modelled: no launch, no cache.
+    A matmul of 16 bits over unaligned rows gets `UNALIGNED_SHARE` of the arithmetic. What is copied around a convolution comes
+    on top, since kernels of their own do it. Modelled: no launch, no cache.
     Source: Williams, Waterman and Patterson, "Roofline", 2009.
     """
-    moved, work, dtype, is_slow = _work(node)
+    moved, copied, work, dtype, is_slow = _work(node)
     compute_s = work / peaks.flops_rate(dtype) if work else 0.0
-    return max(moved / peaks.bytes_per_s, compute_s / UNALIGNED_SHARE if is_slow else compute_s)
+    return (
+        max(moved / peaks.bytes_per_s, compute_s / UNALIGNED_SHARE if is_slow else compute_s)
+        + copied / peaks.bytes_per_s
+    )
 
 
 @once_per_kind
-def _work(node: fx.Node) -> tuple[int, int, torch.dtype | None, bool]:
-    """Bytes moved, FLOPs with the dtype of their arithmetic, and whether those are of 16 bits over unaligned rows."""
-    moved, work = bytes_moved(node), flops(node)
+def _work(node: fx.Node) -> tuple[int, int, int, torch.dtype | None, bool]:
+    """Bytes that the op moves itself and those of copies around it, FLOPs with their dtype, and whether those
+    are of 16 bits over unaligned rows."""
+    copied, work = 2 * copied_bytes(node), flops(node)
+    moved = bytes_moved(node) - copied
     if not work:
-        return moved, 0, None, False
-    return moved, work, operand_dtype(node), bool(unaligned(node)) and val(node).element_size() == 2
+        return moved, copied, 0, None, False
+    return moved, copied, work, operand_dtype(node), bool(unaligned(node)) and val(node).element_size() == 2

@@ -173,9 +173,10 @@ def _seconds(op: fx.Node, within: set[fx.Node], peaks: Peaks) -> float:
 
 
 def _seconds_of(op: fx.Node, computed: set[int], peaks: Peaks) -> float:
-    copied = sum(tensor.nbytes for tensor in copied_images(op, computed))
-    moved = bytes_read(op) + sum(output_nbytes(val(op)[i]) for i in computed) + 2 * copied
-    return max(moved / peaks.bytes_per_s, flops(op) * _flops_share(op, computed) / peaks.flops_per_s)
+    copied = 2 * sum(tensor.nbytes for tensor in copied_images(op, computed))
+    moved = bytes_read(op) + sum(output_nbytes(val(op)[i]) for i in computed)
+    itself = max(moved / peaks.bytes_per_s, flops(op) * _flops_share(op, computed) / peaks.flops_per_s)
+    return itself + copied / peaks.bytes_per_s
 
 
 def unread_seconds(op: fx.Node, peaks: Peaks) -> float:
