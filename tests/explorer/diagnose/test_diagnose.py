@@ -322,8 +322,8 @@ def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None
     (remark,) = found("unaligned-matmul", plain)
     assert remark.title.endswith("1 matmul over an unaligned dimension of 1,001")
     assert (remark.severity, remark.changes, remark.worth_us) == ("low", None, None)
-    assert remark.fix.startswith("before TF32 or half precision is switched on, pad it in the model (a vocabulary: ")
-    assert remark.worth == "little without TF32"
+    assert remark.fix.startswith("pad it in the model before TF32 or half precision is switched on (a vocabulary: ")
+    assert remark.worth == "nothing without TF32"
     (finding,) = found("unaligned-matmul", known(plain, environment={"tf32": "True"}))
     assert "1,001, which is no multiple of 4" in finding.title
 
