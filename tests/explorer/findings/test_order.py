@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from findings import case
 from torch import Tensor
 
 import tracefuse
@@ -127,3 +129,13 @@ def test_a_mistake_that_is_small_beside_the_rest_is_counted_in_every_form(width:
     actions = [one["key"] for one in shown["sentence"]["actions"] if not one["by"]]
     in_tab = [one["key"] for one in shown["findings"]]
     assert actions == sorted(actions, key=in_tab.index)
+
+
+def test_a_time_of_several_ops_is_the_same_to_the_last_digit_in_whatever_order() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    looked_at = case(tracefuse.capture(lambda: (x.sin() @ x).cos().sum().backward()))
+    ops = [node for node in looked_at.trace.ops if node.name in looked_at.times.us]
+    times = {node.name: amount for node, amount in zip(ops, itertools.cycle([0.1, 1e9, 0.3, 1e-7]), strict=False)}
+    timed = replace(looked_at, times=replace(looked_at.times, us=times))
+    assert len({sum(times[node.name] for node in some) for some in itertools.permutations(ops[:5])}) > 1
+    assert len({timed.us(some) for some in itertools.permutations(ops[:5])}) == 1
