@@ -14,7 +14,7 @@ from torch import Tensor
 import tracefuse
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import Finding, Severity
-from tracefuse.findings.order import below_text, in_order, with_launches
+from tracefuse.findings.order import below_text, in_order, told_by_launches, with_launches
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.text import to_text
 
@@ -88,6 +88,12 @@ def test_in_a_step_that_waits_for_launches_their_number_ranks() -> None:
     # Of lists that a GPU makes of many ops.
     lists = with_launches([many, few], dict.fromkeys("abcd", 0.1), 1)
     assert [one.launches for one in lists] == [pytest.approx(0.4), 0.1]
+
+
+def test_where_launches_count_none_is_too_small_that_spares_a_hundredth_of_them() -> None:
+    of = {"severity": "low", "is_below": True, "launches_of": 300.0}
+    found = told_by_launches([finding("few", 0.001, launches=2, **of), finding("some", 0.001, launches=3, **of)])
+    assert [(one.title, one.is_below) for one in found] == [("few", True), ("some", False)]
 
 
 def test_those_below_are_counted_in_one_line() -> None:
