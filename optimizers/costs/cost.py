@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.alignment import UNALIGNED_SHARE, unaligned
-from tracefuse.optimizers.costs.convolutions import copied_bytes
+from tracefuse.optimizers.costs.convolutions import copied_bytes, is_convolution
 from tracefuse.optimizers.facts import lie_alike, once_per_kind, once_per_type, storage_id, tensors_in
 from tracefuse.optimizers.ops import draws, is_getitem, is_view, once_per_operator, producer
 from tracefuse.optimizers.trace import tensors, val
@@ -32,20 +32,24 @@ OpClass = Literal["view", "pointwise", "reduction", "random", "heavy"]
 class Peaks:
     """What a device can do at best: memory `bytes_per_s` and arithmetic `flops_per_s`; `source` says who claims it.
 
-    `by_dtype` has the arithmetic of those dtypes whose rate is known apart, as pairs.
+    `by_dtype` has the arithmetic of those dtypes whose rate is known apart, as pairs, and `convolutions` that of convolutions
+    in float32, which torch gives to the tensor cores by a setting of their own.
     """
 
     bytes_per_s: float
     flops_per_s: float
     source: str
     by_dtype: tuple[tuple[torch.dtype, float], ...] = ()
+    convolutions: float | None = None
 
     def knows(self, dtype: torch.dtype | None) -> bool:
         """Whether matmuls of `dtype` were measured; where no dtype was by itself, the one rate stands for all."""
         return not self.by_dtype or any(known == dtype for known, _ in self.by_dtype)
 
-    def flops_rate(self, dtype: torch.dtype | None) -> float:
-        """FLOP/s of matmuls of `dtype`."""
+    def flops_rate(self, dtype: torch.dtype | None, in_convolution: bool = False) -> float:
+        """FLOP/s of matmuls of `dtype`, or of those in a convolution."""
+        if in_convolution and dtype is torch.float32 and self.convolutions is not None:
+            return self.convolutions
         return next((rate for known, rate in self.by_dtype if known == dtype), self.flops_per_s)
 
 
@@ -277,7 +281,7 @@ def roofline_seconds(node: fx.Node, peaks: Peaks) -> float:
     Source: Williams, Waterman and Patterson, "Roofline", 2009.
     """
     moved, copied, work, dtype, is_slow = _work(node)
-    compute_s = work / peaks.flops_rate(dtype) if work else 0.0
+    compute_s = work / peaks.flops_rate(dtype, is_convolution(node)) if work else 0.0
     return (
         max(moved / peaks.bytes_per_s, compute_s / UNALIGNED_SHARE if is_slow else compute_s)
         + copied / peaks.bytes_per_s
