@@ -7,7 +7,7 @@ A detector is a function from what is known of a variant (`Case`) to findings; `
 the trace, its times (measured where somebody measured, else a roofline's), what the capture knows besides and the
 environment are enough, so that all of it works without a GPU. A finding's severity is the share of the step that it is
 worth: "high" from a fifth, "medium" from a twentieth; below a hundredth it is only counted, but for those that stop the GPU
-and, in a step that waits for launches, those that spare a hundredth of these.
+and, in a step that waits for launches, those that spare more than a hundredth of these.
 """
 
 from __future__ import annotations

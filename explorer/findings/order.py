@@ -24,8 +24,9 @@ def with_launches(findings: Sequence[Finding], launches: Mapping[str, float], co
 
 
 def told_by_launches(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings of a step that waits for launches: none is too small to be told that spares a hundredth of them."""
-    return [replace(one, is_below=one.is_below and one.launches < LOW * one.launches_of) for one in findings]
+    """The findings of a step that waits for launches: none is too small to be told that spares more than a hundredth
+    of them, and more than one."""
+    return [replace(one, is_below=one.is_below and one.launches <= max(1, LOW * one.launches_of)) for one in findings]
 
 
 def _spared(finding: Finding, found: Iterable[Finding], launches: Mapping[str, float]) -> float:

@@ -91,9 +91,10 @@ def test_in_a_step_that_waits_for_launches_their_number_ranks() -> None:
 
 
 def test_where_launches_count_none_is_too_small_that_spares_a_hundredth_of_them() -> None:
-    of = {"severity": "low", "is_below": True, "launches_of": 300.0}
-    found = told_by_launches([finding("few", 0.001, launches=2, **of), finding("some", 0.001, launches=3, **of)])
-    assert [(one.title, one.is_below) for one in found] == [("few", True), ("some", False)]
+    small = finding("small", 0.001, "low", is_below=True)
+    for launches, of, is_below in ((3, 300, True), (4, 300, False), (1, 20, True), (2, 20, False)):
+        (one,) = told_by_launches([replace(small, launches=launches, launches_of=of)])
+        assert one.is_below == is_below
 
 
 def test_those_below_are_counted_in_one_line() -> None:
