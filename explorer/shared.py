@@ -142,7 +142,7 @@ class Shared(ABC, Generic[V]):
         """What prices go by: the datasheet of the chosen `tracefuse.target`, else of the GPU that the program ran on; an
         H100's for one on a CPU."""
         gpu = self.program.environment.get("device") if self.program.device.type == "cuda" else None
-        return promised_here(gpu, self.program.tf32)
+        return promised_here(gpu, self.program.tf32, self.program.convolutions["tf32"])
 
     def check(self) -> Agreement | None:
         """Hold a replay against what the program left: None for a program that did not run here."""

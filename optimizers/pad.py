@@ -31,7 +31,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.alignment import MATMULS, UNALIGNED_SHARE, Dims, dims_of, factors, is_turned, unaligned
-from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, LAUNCH_S, Peaks
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import mark_overwritten, replace_under_name
@@ -48,8 +48,6 @@ from tracefuse.optimizers.trace import (
 
 ALIGNED_SHARE = 0.7
 """Of the datasheet's arithmetic, what matmuls over aligned rows reach on a real H100."""
-LAUNCH_S = 5e-6
-"""What a copy takes that is over before the next kernel is launched."""
 
 _TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
 

@@ -83,10 +83,11 @@ def chosen() -> DataSheet | None:
     return TARGETS[_chosen["name"]] if "name" in _chosen else None
 
 
-def promised_here(gpu: str | None, tf32: bool) -> Peaks:
-    """The figures to model with: those of the chosen target, else `promised` ones of the GPU that torch calls `gpu`."""
+def promised_here(gpu: str | None, tf32: bool, convolutions: bool) -> Peaks:
+    """The figures to model with: those of the chosen target, else `promised` ones of the GPU that torch calls `gpu`; with
+    tensor cores for matmuls and for `convolutions` of float32, or without."""
     sheet = chosen()
-    return promised(gpu, tf32) if sheet is None else sheet.peaks(tf32)
+    return promised(gpu, tf32, convolutions) if sheet is None else sheet.peaks(tf32, convolutions)
 
 
 def memory_bytes(gpu: str | None) -> float:

@@ -6,7 +6,8 @@ A detector is a function from what is known of a variant (`Case`) to findings; `
 `tracefuse.lint`, and `tracefuse.findings.kinds` has a row for each kind that they find. Nothing runs here:
 the trace, its times (measured where somebody measured, else a roofline's), what the capture knows besides and the
 environment are enough, so that all of it works without a GPU. A finding's severity is the share of the step that it is
-worth: "high" from a fifth, "medium" from a twentieth; below a hundredth it is only counted, but for those that stop the GPU.
+worth: "high" from a fifth, "medium" from a twentieth; below a hundredth it is only counted, but for those that stop the GPU
+and, in a step that waits for launches, those that spare more than a hundredth of these.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tracefuse.findings.finding import IN_LIBRARY, Case, Detector, Finding, Fix,
 from tracefuse.findings.ignored import ignored_text, parted
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
-from tracefuse.findings.order import below_text, in_order, with_launches
+from tracefuse.findings.order import below_text, in_order, told_by_launches, with_launches
 from tracefuse.lint import LINTS
 from tracefuse.measure.launches import HOST_US, MEASURED, launches
 from tracefuse.measure.op_times import OpTimes, how_to_measure
@@ -254,7 +255,8 @@ def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
     count = sum(halves.values()) + sum(late.values())
     # Names of kernels may be those of both.
     found = with_launches(found, {**late, **halves}, count)
-    return Findings(found, case.times.provenance, launching=_launching(case, count), launches=count)
+    launching = _launching(case, count)
+    return Findings(told_by_launches(found) if launching else found, case.times.provenance, None, (), launching, count)
 
 
 def _launching(case: Case, launches: float) -> str:

@@ -166,9 +166,9 @@ def _beside_tensor_cores(case: Case, matmuls: Sequence[fx.Node]) -> Iterator[Fin
             (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", f"{dtype(group[0])}, without TF32")),
             group,
             group[0],
-            f"before TF32 or half precision is switched on, pad it in the model (a vocabulary: set vocab_size={wide}; the "
+            f"pad it in the model before TF32 or half precision is switched on (a vocabulary: set vocab_size={wide}; the "
             "added classes are never targets)",
-            "little without TF32",
+            "nothing without TF32",
         )
 
 

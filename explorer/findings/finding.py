@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2s
@@ -177,8 +178,9 @@ class Case:
         elsewhere_us = self.step_us - sum(times.us.values())
         return replace(self, trace=self.update, times=times, update=None, update_us=None, elsewhere_us=elsewhere_us)
 
-    def us(self, nodes: Sequence[fx.Node]) -> float:
-        return sum(self.times.us.get(node.name, 0.0) for node in nodes)
+    def us(self, nodes: Collection[fx.Node]) -> float:
+        """What they take together: the same to the last digit in whatever order a set has them."""
+        return math.fsum(self.times.us.get(node.name, 0.0) for node in nodes)
 
     def finding(
         self,

@@ -50,7 +50,9 @@ KINDS: dict[str, Kind] = {
     "float64-leak": Kind("Ops compute in float64 in a program whose parameters are not.", spares_launches=False),
     # Layout.
     "not-channels-last": Kind(
-        "Convolutions read tensors that do not lie in channels_last.", ("channels_last",), spares_launches=False
+        "cuDNN copies images around convolutions, since they do not lie in channels_last.",
+        ("channels_last",),
+        spares_launches=False,
     ),
     "needless-copy": Kind("A copy makes a layout that nothing asks for.", ("simplify", "fuse"), in_the_line=True),
     "einsum-copies": Kind("`einsum` permutes and copies its operands.", in_the_line=True),

@@ -23,6 +23,12 @@ def with_launches(findings: Sequence[Finding], launches: Mapping[str, float], co
     return [replace(one, launches=_spared(one, findings, launches), launches_of=count) for one in findings]
 
 
+def told_by_launches(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a step that waits for launches: none is too small to be told that spares more than a hundredth
+    of them, and more than one."""
+    return [replace(one, is_below=one.is_below and one.launches <= max(1, LOW * one.launches_of)) for one in findings]
+
+
 def _spared(finding: Finding, found: Iterable[Finding], launches: Mapping[str, float]) -> float:
     """What is said in general of ops that are mostly those of another finding, as of a loop, counts for the others: a line
     stands before what is true of all lines."""

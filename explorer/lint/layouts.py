@@ -21,6 +21,7 @@ from tracefuse.lint.spared import with_kernels
 from tracefuse.lint.strided import Without, without
 from tracefuse.measure.op_times import roofline_of
 from tracefuse.optimizers.channels_last.worth import loss, obstacle
+from tracefuse.optimizers.costs.convolutions import copied_bytes
 from tracefuse.optimizers.costs.cost import bytes_moved, op_class, packet_name, touched_bytes
 from tracefuse.optimizers.facts import lies_channels_last
 from tracefuse.optimizers.ops import arguments, grouped, is_returned, is_view
@@ -223,49 +224,37 @@ def _broadcasts(node: fx.Node) -> bool:
 
 
 def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
-    """Convolutions on tensor cores whose input does not lie in channels_last: cuDNN transposes what it reads and writes."""
+    """Convolutions on tensor cores whose input does not lie in channels_last: cuDNN copies what it reads and writes."""
+    tf32, has_cudnn = case.program.convolutions["tf32"], case.program.convolutions["cudnn"]
     every = [n for n in case.own_ops if work(n) == "convolution"]
-    ops = [n for n in every if _is_nchw(n)]
+    ops = [n for n in every if copied_bytes(n) and not lies_channels_last(val(n.args[1]))]  # type: ignore[arg-type]
     if not ops:
         return
     few = len({n.args[1] for n in ops})
-    moved = sum(_transposed(n) for n in with_backward(case, ops) if work(n) == "convolution")
+    moved = sum(2 * copied_bytes(n) for n in with_backward(case, ops))
     us = 1e6 * moved / roofline_of(case.trace).bytes_per_s
     # A step that a CPU took has none of it; a modelled one does, as one that a GPU took.
     is_within = is_on_gpu(case.trace) or not case.times.is_measured
     whole = case.step_us if is_within else case.step_us + us
-    tf32 = case.program.convolutions["tf32"]
-    is_taken = case.program.convolutions["cudnn"] and any(not (obstacle(n) or loss(n, tf32)) for n in ops)
+    is_taken = has_cudnn and any(not (obstacle(n) or loss(n, tf32)) for n in ops)
     yield from case.finding(
         "not-channels-last",
         case.severity(us, whole),
-        f"{few} of {convolutions_of(every)} {'reads' if few == 1 else 'read'} tensors that do not lie in channels_last",
+        f"cuDNN copies images around {few} of {convolutions_of(every)}, since they do not lie in channels_last",
         (
-            ("transposed by cuDNN", f"{human_bytes(moved)} a step"),
+            ("moved by its copies", f"{human_bytes(moved)} a step"),
             ("the largest", f"{list(val(max(ops, key=nbytes)).shape)}"),
         ),
         ops,
         ops[0],
         f"{'`channels_last` does, with copies where a region of convolutions ends; without any, ' if is_taken else ''}"
-        "`model.to(memory_format=torch.channels_last)` and `x.to(memory_format=torch.channels_last)`, and no op between that "
-        "lays it out anew",
+        "`model.to(memory_format=torch.channels_last)` and `x.to(memory_format=torch.channels_last)`, and no op between "
+        "that lays it out anew",
         f"about {time_text(us)} {'of' if is_within else 'on top of'} the step's {time_text(case.step_us)}, "
         f"{share_text(us, whole)}{'' if is_within else ' of their sum'} "
-        f"({case.beside_step('modelled: two passes over each tensor')})",
+        f"({case.beside_step('modelled: two passes over each copy')})",
         {"channels_last": True} if is_taken else None,
         kind="modelled",
+        worth_us=us,
+        worth_share=us / whole,
     )
-
-
-def _is_nchw(node: fx.Node) -> bool:
-    """Whether a two-dimensional convolution over all channels reads and writes NCHW. Depthwise ones gain nothing."""
-    source, weight, groups = val(node.args[0]), val(node.args[1]), arguments(node)["groups"]  # type: ignore[arg-type]
-    if source.dim() != 4 or source.dtype == torch.float64 or (groups > 1 and groups == source.shape[1]):
-        return False
-    return not lies_channels_last(source) and not lies_channels_last(weight) and weight.shape[-1] * source.shape[1] > 1
-
-
-def _transposed(node: fx.Node) -> int:
-    """Bytes of two passes over each picture that a convolution reads or writes: into channels_last and back."""
-    tensors: Sequence[Any] = [val(a) for a in node.all_input_nodes if val(a).dim() == 4]
-    return 2 * (sum(map(touched_bytes, tensors)) + nbytes(node))

@@ -95,13 +95,14 @@ def modelled(trace: Trace, peaks: Peaks | None = None) -> OpTimes:
 def roofline_of(trace: Trace) -> Peaks:
     """The datasheet's peaks of the chosen `tracefuse.target`. Without one the measured peaks of the GPU that it runs on,
     where they are known, else its datasheet's; those of an H100, as an example, for a trace on a CPU and without a GPU."""
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    tf32, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     if chosen() is not None or not is_on_gpu(trace):
-        return promised_here(None, tf32)
+        return promised_here(None, tf32, convolutions)
     found = known_peaks("cuda")
     if found is not None:
-        return found.roofline(tf32)
-    return promised_here(torch.cuda.get_device_name() if torch.cuda.is_available() else None, tf32)
+        return found.roofline(tf32, convolutions)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return promised_here(gpu, tf32, convolutions)
 
 
 @once_per_trace

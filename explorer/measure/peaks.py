@@ -55,16 +55,18 @@ class DevicePeaks:
     bytes_per_s: Estimate
     flops_per_s: Mapping[str, Estimate]
 
-    def roofline(self, tf32: bool = False) -> Peaks:
-        """The peaks as the models take them; with `tf32` the tensor cores multiply float32, as a program may have allowed.
+    def roofline(self, tf32: bool = False, convolutions: bool = True) -> Peaks:
+        """The peaks as the models take them; with `tf32` the tensor cores multiply float32, as a program may have allowed, and
+        with `convolutions` they convolve it, as torch allows by default.
 
         At best, which is what the intervals end with: a neighbour on a CPU that is shared takes from the medians.
         """
         rates = {name: rate.high for name, rate in self.flops_per_s.items()}
+        convolved = rates.get("tf32" if convolutions else "fp32")
         rates.pop("fp32" if tf32 and "tf32" in rates else "tf32", None)
         by_dtype = tuple((DTYPES[name], rate) for name, rate in rates.items())
         source = f"measured peaks of {self.device.removeprefix('measured on ')}"
-        return Peaks(self.bytes_per_s.high, max(rates.values()), source, by_dtype)
+        return Peaks(self.bytes_per_s.high, max(rates.values()), source, by_dtype, convolved)
 
     def __str__(self) -> str:
         rows = [("copy, read and written", _interval(self.bytes_per_s, 1e9), "GB/s")]

@@ -26,6 +26,7 @@ from tracefuse.assembly.draws import undisturbed
 from tracefuse.measure.op_times import call_nbytes
 from tracefuse.measure.peaks import peaks_if_there_is_room
 from tracefuse.measure.switched import Switched
+from tracefuse.optimizers.costs.convolutions import is_convolution
 from tracefuse.optimizers.costs.cost import Peaks, flops, operand_dtype
 from tracefuse.optimizers.facts import devices, once_per_op, once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
@@ -69,16 +70,18 @@ def reached(
     dtype: torch.dtype | None = None,
     peaks: Peaks | None = None,
     is_launched: bool = True,
+    in_convolution: bool = False,
 ) -> Reached:
-    """What a call reaches that moves `nbytes` and does `work` FLOPs of `dtype` in `time_us`, on a device with `peaks`; on
-    a GPU it `is_launched`."""
+    """What a call reaches that moves `nbytes` and does `work` FLOPs of `dtype`, maybe `in_convolution`, in `time_us`, on a
+    device with `peaks`; on a GPU it `is_launched`."""
     if not time_us:
         return Reached()
     rates = nbytes / time_us / 1e3, work / time_us / 1e6 if work else None
     launch = "launch" if is_launched and time_us < LAUNCH_US else ""
     if peaks is None or (work and not peaks.knows(dtype)):
         return Reached(*rates, bound=launch)
-    memory_us, compute_us = 1e6 * nbytes / peaks.bytes_per_s, 1e6 * work / peaks.flops_rate(dtype)
+    memory_us = 1e6 * nbytes / peaks.bytes_per_s
+    compute_us = 1e6 * work / peaks.flops_rate(dtype, in_convolution)
     least_us = max(memory_us, compute_us)
     roof = "compute" if compute_us > memory_us else "memory"
     return Reached(*rates, least_us, least_us / time_us, launch or roof)
@@ -161,7 +164,8 @@ def kernel_times(variant: Switched, progress: Progress | None = None) -> KernelT
     with undisturbed(inputs):
         program = profiled("optimised", variant)
     found = Timeline(measured_on([program]), (program,)).op_times(0)
-    roofline = peaks and peaks.roofline(variant.program.tf32)
+    modes = variant.program
+    roofline = peaks and peaks.roofline(modes.tf32, modes.convolutions["tf32"])
     rows = sorted(kernel_rows(variant.whole, found.us, roofline), key=lambda row: -row.total_us)
     note = "" if variant.runs_triton else CPU_NOTE
     return KernelTimes(
@@ -210,7 +214,7 @@ def _row(
 ) -> KernelRow:
     time_us, (nbytes, work) = sum(timed) / len(timed), mean
     is_launched = any(device.type == "cuda" for node in nodes[:1] for device in devices(node))
-    found = reached(time_us, nbytes, work, operand_dtype(nodes[0]), peaks, is_launched)
+    found = reached(time_us, nbytes, work, operand_dtype(nodes[0]), peaks, is_launched, is_convolution(nodes[0]))
     return KernelRow(name, isinstance(nodes[0].target, Kernel), len(nodes), time_us, nbytes, work, found)
 
 

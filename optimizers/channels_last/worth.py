@@ -22,7 +22,7 @@ from tracefuse.optimizers.costs.convolutions import (
     is_depthwise,
     taps,
 )
-from tracefuse.optimizers.costs.cost import Peaks
+from tracefuse.optimizers.costs.cost import LAUNCH_S, Peaks
 from tracefuse.optimizers.facts import lies_channels_last
 from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import HALVES, SHORT_DTYPE, nbytes, shape_of, val
@@ -33,8 +33,6 @@ OWN_SHARE = 0.6
 """The same of a kernel of ours."""
 MARGIN = 1.25
 """By how much savings are to exceed the copies: a copy also parts what one kernel would hold."""
-LAUNCH_S = 4e-6
-"""What a copy takes that is over before the next kernel is launched."""
 MOST_TAPS = 25
 """The largest window whose depthwise weight gradient is fast channels-last in float32."""
 

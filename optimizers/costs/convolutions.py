@@ -36,6 +36,11 @@ def image_arguments(node: fx.Node) -> tuple[str, ...]:
     return ("input",) if node.target is FORWARD else ("grad_output", "input")
 
 
+def is_convolution(node: fx.Node) -> bool:
+    """Whether it is a convolution or the backward of one."""
+    return node.target in (FORWARD, BACKWARD)
+
+
 def is_depthwise(node: fx.Node) -> bool:
     """Whether each channel is convolved by itself."""
     args = arguments(node)
@@ -56,7 +61,7 @@ def copied_bytes(node: fx.Node) -> int:
 def copied_images(node: fx.Node, computed: Collection[int] = (0, 1)) -> list[torch.Tensor]:
     """The images that are copied around the op, for those of its gradients that are `computed`: one that two of them read is
     copied for each."""
-    if node.target not in (FORWARD, BACKWARD):
+    if not is_convolution(node):
         return []
     args = arguments(node)
     x = val(args["input"])

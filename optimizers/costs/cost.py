@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.alignment import UNALIGNED_SHARE, unaligned
-from tracefuse.optimizers.costs.convolutions import copied_bytes
+from tracefuse.optimizers.costs.convolutions import copied_bytes, is_convolution
 from tracefuse.optimizers.facts import lie_alike, once_per_kind, once_per_type, storage_id, tensors_in
 from tracefuse.optimizers.ops import draws, is_getitem, is_view, once_per_operator, producer
 from tracefuse.optimizers.trace import tensors, val
@@ -32,26 +32,34 @@ OpClass = Literal["view", "pointwise", "reduction", "random", "heavy"]
 class Peaks:
     """What a device can do at best: memory `bytes_per_s` and arithmetic `flops_per_s`; `source` says who claims it.
 
-    `by_dtype` has the arithmetic of those dtypes whose rate is known apart, as pairs.
+    `by_dtype` has the arithmetic of those dtypes whose rate is known apart, as pairs, and `convolutions` that of convolutions
+    in float32, which torch gives to the tensor cores by a setting of their own.
     """
 
     bytes_per_s: float
     flops_per_s: float
     source: str
     by_dtype: tuple[tuple[torch.dtype, float], ...] = ()
+    convolutions: float | None = None
 
     def knows(self, dtype: torch.dtype | None) -> bool:
         """Whether matmuls of `dtype` were measured; where no dtype was by itself, the one rate stands for all."""
         return not self.by_dtype or any(known == dtype for known, _ in self.by_dtype)
 
-    def flops_rate(self, dtype: torch.dtype | None) -> float:
-        """FLOP/s of matmuls of `dtype`."""
+    def flops_rate(self, dtype: torch.dtype | None, in_convolution: bool = False) -> float:
+        """FLOP/s of matmuls of `dtype`, or of those in a convolution."""
+        if in_convolution and dtype is torch.float32 and self.convolutions is not None:
+            return self.convolutions
         return next((rate for known, rate in self.by_dtype if known == dtype), self.flops_per_s)
 
 
 # NVIDIA's datasheet for the H100 SXM5 80 GB: HBM3 bandwidth and dense bf16 tensor-core rate, without sparsity. An
 # example to model with where no GPU was measured; a real H100 reaches about 0.9 of the first and 0.7 of the second.
 H100_SXM_DATASHEET = Peaks(3.35e12, 989e12, "H100 SXM datasheet")
+
+LAUNCH_S = 4e-6
+"""What launching a copy takes that is over before the next kernel is launched, beside what its bytes take: fitted to single
+copies between the orders of images, on an H200 with torch 2.11."""
 
 # These hand out memory and run nothing.
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -268,18 +276,24 @@ def operand_dtype(node: fx.Node) -> torch.dtype | None:
 def roofline_seconds(node: fx.Node, peaks: Peaks) -> float:
     """The least seconds that the op can take on `peaks` as a kernel of its own: bandwidth or arithmetic, the slower.
 
-    A matmul of 16 bits over unaligned rows gets `UNALIGNED_SHARE` of the arithmetic. Modelled: no launch, no cache.
+    A matmul of 16 bits over unaligned rows gets `UNALIGNED_SHARE` of the arithmetic. What is copied around a convolution comes
+    on top, since kernels of their own do it. Modelled: no launch, no cache.
     Source: Williams, Waterman and Patterson, "Roofline", 2009.
     """
-    moved, work, dtype, is_slow = _work(node)
-    compute_s = work / peaks.flops_rate(dtype) if work else 0.0
-    return max(moved / peaks.bytes_per_s, compute_s / UNALIGNED_SHARE if is_slow else compute_s)
+    moved, copied, work, dtype, is_slow = _work(node)
+    compute_s = work / peaks.flops_rate(dtype, is_convolution(node)) if work else 0.0
+    return (
+        max(moved / peaks.bytes_per_s, compute_s / UNALIGNED_SHARE if is_slow else compute_s)
+        + copied / peaks.bytes_per_s
+    )
 
 
 @once_per_kind
-def _work(node: fx.Node) -> tuple[int, int, torch.dtype | None, bool]:
-    """Bytes moved, FLOPs with the dtype of their arithmetic, and whether those are of 16 bits over unaligned rows."""
-    moved, work = bytes_moved(node), flops(node)
+def _work(node: fx.Node) -> tuple[int, int, int, torch.dtype | None, bool]:
+    """Bytes that the op moves itself and those of copies around it, FLOPs with their dtype, and whether those
+    are of 16 bits over unaligned rows."""
+    copied, work = 2 * copied_bytes(node), flops(node)
+    moved = bytes_moved(node) - copied
     if not work:
-        return moved, 0, None, False
-    return moved, work, operand_dtype(node), bool(unaligned(node)) and val(node).element_size() == 2
+        return moved, copied, 0, None, False
+    return moved, copied, work, operand_dtype(node), bool(unaligned(node)) and val(node).element_size() == 2

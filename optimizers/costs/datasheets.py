@@ -40,11 +40,12 @@ class DataSheet:
     def source(self) -> str:
         return f"{self.name} datasheet"
 
-    def peaks(self, tf32: bool) -> Peaks:
-        """What a roofline takes; with `tf32` the tensor cores multiply float32, as a program may have allowed."""
+    def peaks(self, tf32: bool, convolutions: bool = True) -> Peaks:
+        """What a roofline takes; with `tf32` the tensor cores multiply float32, as a program may have allowed, and with
+        `convolutions` they convolve it, as torch allows by default."""
         rates = ((torch.float32, self.tf32 if tf32 else self.fp32), (torch.float64, self.fp64))
         halves = ((torch.bfloat16, self.bf16), (torch.float16, self.bf16))
-        return Peaks(self.bytes_per_s, self.bf16, self.source, halves + rates)
+        return Peaks(self.bytes_per_s, self.bf16, self.source, halves + rates, self.tf32 if convolutions else self.fp32)
 
 
 TARGETS = {
@@ -84,13 +85,13 @@ def sheet_of(gpu: str) -> DataSheet | None:
     return DATASHEETS.get(gpu.removeprefix("NVIDIA "))
 
 
-def datasheet_of(gpu: str, tf32: bool = False) -> Peaks | None:
+def datasheet_of(gpu: str, tf32: bool = False, convolutions: bool = True) -> Peaks | None:
     """The figures of the GPU that torch calls `gpu`; None for one whose datasheet is not known here."""
     found = sheet_of(gpu)
-    return None if found is None else found.peaks(tf32)
+    return None if found is None else found.peaks(tf32, convolutions)
 
 
-def promised(gpu: str | None, tf32: bool = False) -> Peaks:
+def promised(gpu: str | None, tf32: bool = False, convolutions: bool = True) -> Peaks:
     """The figures to model with: those of the GPU that torch calls `gpu`, else of an H100, and `source` says whose they are.
 
     None stands for no GPU at all: an example, whose tensor cores multiply matrices of every dtype.
@@ -98,4 +99,4 @@ def promised(gpu: str | None, tf32: bool = False) -> Peaks:
     if gpu is None:
         return H100_SXM_DATASHEET
     example = replace(H100_SXM_DATASHEET, source=f"{H100_SXM_DATASHEET.source} (unknown device: {gpu})")
-    return datasheet_of(gpu, tf32) or example
+    return datasheet_of(gpu, tf32, convolutions) or example

@@ -27,8 +27,16 @@ from typing import Literal
 
 from torch import fx
 
-from tracefuse.optimizers.costs.convolutions import copied_images
-from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, bytes_read, flops, packet_name, roofline_seconds
+from tracefuse.optimizers.costs.convolutions import copied_images, is_convolution
+from tracefuse.optimizers.costs.cost import (
+    H100_SXM_DATASHEET,
+    Peaks,
+    bytes_read,
+    flops,
+    operand_dtype,
+    packet_name,
+    roofline_seconds,
+)
 from tracefuse.optimizers.freeze.narrowing import computed_outputs, output_nbytes, switchable_outputs, unread_outputs
 from tracefuse.optimizers.freeze.prune import is_differentiable, match_inputs
 from tracefuse.optimizers.liveness import saved_storages
@@ -173,9 +181,11 @@ def _seconds(op: fx.Node, within: set[fx.Node], peaks: Peaks) -> float:
 
 
 def _seconds_of(op: fx.Node, computed: set[int], peaks: Peaks) -> float:
-    copied = sum(tensor.nbytes for tensor in copied_images(op, computed))
-    moved = bytes_read(op) + sum(output_nbytes(val(op)[i]) for i in computed) + 2 * copied
-    return max(moved / peaks.bytes_per_s, flops(op) * _flops_share(op, computed) / peaks.flops_per_s)
+    copied = 2 * sum(tensor.nbytes for tensor in copied_images(op, computed))
+    moved = bytes_read(op) + sum(output_nbytes(val(op)[i]) for i in computed)
+    rate = peaks.flops_rate(operand_dtype(op), is_convolution(op))
+    itself = max(moved / peaks.bytes_per_s, flops(op) * _flops_share(op, computed) / rate)
+    return itself + copied / peaks.bytes_per_s
 
 
 def unread_seconds(op: fx.Node, peaks: Peaks) -> float:

@@ -17,10 +17,10 @@ from traces import tried
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.optimizers.costs.alignment import rounded, unaligned
-from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, roofline_seconds
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, LAUNCH_S, roofline_seconds
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, op_name
-from tracefuse.optimizers.pad import LAUNCH_S, Pad
+from tracefuse.optimizers.pad import Pad
 from tracefuse.optimizers.passes import Decision, PassRecord, run_pipeline
 from tracefuse.optimizers.simplify import Simplify
 from tracefuse.optimizers.trace import Input, Output, Trace, nbytes, origin, phase, val

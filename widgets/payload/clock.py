@@ -117,7 +117,8 @@ def modelled_clock(variant: Variant, baseline: Variant | None = None, gpu: str =
     several GPUs, or on the GPU that everything is priced for."""
     machine = mesh(gpu) if is_mesh(gpu) else None
     one = gpu if machine is None else machine.gpu.replace(HERE, "")
-    peaks = TARGETS[one].peaks(variant.program.tf32) if one else roofline_of(variant.whole)
+    program = variant.program
+    peaks = TARGETS[one].peaks(program.tf32, program.convolutions["tf32"]) if one else roofline_of(variant.whole)
 
     def of(trace: Trace) -> OpTimes:
         return modelled(trace, peaks) if machine is None else on_mesh(trace, machine, variant.program.tf32)

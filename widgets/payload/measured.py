@@ -75,7 +75,7 @@ class Measured:
         peaks = peaks_if_there_is_room(variant.capture.device, progress)
         for known in (self.known, variant.capture.measurements):
             known.note_timeline((variant.config, baseline and baseline.config), found)
-            known.peaks = peaks and peaks.roofline(variant.program.tf32)
+            known.peaks = peaks and peaks.roofline(variant.program.tf32, variant.program.convolutions["tf32"])
         return found
 
     def adopt(self, variant: Variant) -> None:

@@ -70,7 +70,9 @@ def sentence_record(
 
 
 def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str] = ()) -> dict[str, Any]:
-    return {"key": finding["key"], "title": finding["title"], "worth": in_short(worth), "kind": kind, "by": list(by)}
+    said = in_short(worth)
+    told = said if kind == "measured" else said.removeprefix("about ")  # the mark of its kind says so
+    return {"key": finding["key"], "title": finding["title"], "worth": told, "kind": kind, "by": list(by)}
 
 
 def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], clock: Clock) -> dict[str, Any]:

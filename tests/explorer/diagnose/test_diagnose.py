@@ -322,8 +322,8 @@ def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None
     (remark,) = found("unaligned-matmul", plain)
     assert remark.title.endswith("1 matmul over an unaligned dimension of 1,001")
     assert (remark.severity, remark.changes, remark.worth_us) == ("low", None, None)
-    assert remark.fix.startswith("before TF32 or half precision is switched on, pad it in the model (a vocabulary: ")
-    assert remark.worth == "little without TF32"
+    assert remark.fix.startswith("pad it in the model before TF32 or half precision is switched on (a vocabulary: ")
+    assert remark.worth == "nothing without TF32"
     (finding,) = found("unaligned-matmul", known(plain, environment={"tf32": "True"}))
     assert "1,001, which is no multiple of 4" in finding.title
 
@@ -338,16 +338,21 @@ def test_an_odd_number_of_rows_leaves_them_aligned(rows: int) -> None:
     assert not found("unaligned-matmul", case(capture))
 
 
-def test_small_findings_are_counted_and_told_on_request() -> None:
-    """Three of a program, each below a hundredth of its step; what passes mend of them is said there too."""
+def test_small_findings_are_counted_and_told_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of a program, each below a hundredth of its step; what passes mend of them is said there too. Where the step waits
+    for launches, they are told for those that they spare."""
     x, tables = torch.randn(512, 512, requires_grad=True), torch.arange(8.0)
 
     def step() -> None:
         table = (tables * 2).sin() + torch.arange(8.0).cos()
         (x @ x @ x @ x).sum().mul(table.sum()).backward()
 
+    capture = tracefuse.capture(step)
+    waits = {one.id: one for one in capture.optimize().findings()}
+    monkeypatch.setattr("tracefuse.diagnose.diagnose.HOST_US", 0.0)
     found = tracefuse.capture(step).optimize().findings()
     assert found.below
+    assert all(waits[one.id].launches >= 0.01 * waits[one.id].launches_of for one in found.below)
     assert str(found).endswith("; `print(v.findings().below)` has them")
     assert repr(found.below) == "\n\n".join(map(str, found.below))
     assert all(one.is_below and one.fix for one in found.below)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from findings import case
 from torch import Tensor
 
 import tracefuse
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import Finding, Severity
-from tracefuse.findings.order import below_text, in_order, with_launches
+from tracefuse.findings.order import below_text, in_order, told_by_launches, with_launches
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.text import to_text
 
@@ -88,6 +90,13 @@ def test_in_a_step_that_waits_for_launches_their_number_ranks() -> None:
     assert [one.launches for one in lists] == [pytest.approx(0.4), 0.1]
 
 
+def test_where_launches_count_none_is_too_small_that_spares_a_hundredth_of_them() -> None:
+    small = finding("small", 0.001, "low", is_below=True)
+    for launches, of, is_below in ((3, 300, True), (4, 300, False), (1, 20, True), (2, 20, False)):
+        (one,) = told_by_launches([replace(small, launches=launches, launches_of=of)])
+        assert one.is_below == is_below
+
+
 def test_those_below_are_counted_in_one_line() -> None:
     small = [finding(str(at), 0.001, "low", is_below=True) for at in range(2)]
     cat = finding("cat", 0.002, "low", is_below=True, id="cat-in-forward")
@@ -127,3 +136,13 @@ def test_a_mistake_that_is_small_beside_the_rest_is_counted_in_every_form(width:
     actions = [one["key"] for one in shown["sentence"]["actions"] if not one["by"]]
     in_tab = [one["key"] for one in shown["findings"]]
     assert actions == sorted(actions, key=in_tab.index)
+
+
+def test_a_time_of_several_ops_is_the_same_to_the_last_digit_in_whatever_order() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    looked_at = case(tracefuse.capture(lambda: (x.sin() @ x).cos().sum().backward()))
+    ops = [node for node in looked_at.trace.ops if node.name in looked_at.times.us]
+    times = {node.name: amount for node, amount in zip(ops, itertools.cycle([0.1, 1e9, 0.3, 1e-7]), strict=False)}
+    timed = replace(looked_at, times=replace(looked_at.times, us=times))
+    assert len({sum(times[node.name] for node in some) for some in itertools.permutations(ops[:5])}) > 1
+    assert len({timed.us(some) for some in itertools.permutations(ops[:5])}) == 1

@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 import tracefuse
 from tracefuse.diagnose.diagnose import diagnose
-from tracefuse.optimizers.costs.cost import packet_name
+from tracefuse.optimizers.costs.convolutions import copied_bytes
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, packet_name
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import origin
+from tracefuse.optimizers.trace import human_bytes, origin
 from tracefuse.recording import operators
 from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.frames import user_source
@@ -47,7 +48,20 @@ def test_only_a_bare_logarithm_is_said_to_be_infinite(name: str) -> None:
 def test_one_convolution_of_several_reads() -> None:
     net, x = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3)), torch.randn(2, 1, 12, 12)
     (one,) = found("not-channels-last", case(tracefuse.capture(lambda: net(x).sum().backward())))
-    assert one.title == "1 of 2 convolutions reads tensors that do not lie in channels_last"
+    assert one.title == "cuDNN copies images around 1 of 2 convolutions, since they do not lie in channels_last"
+
+
+def test_what_cudnn_copies_is_what_a_modelled_step_has_of_it() -> None:
+    """A 1 by 1 convolution over aligned rows is a matmul, and copies nothing."""
+    net = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 8, 3, padding=1))
+    x = torch.randn(4, 8, 32, 32)
+    looked_at = case(tracefuse.capture(lambda: net(x).square().sum().backward()))
+    (one,) = found("not-channels-last", looked_at)
+    moved = sum(2 * copied_bytes(n) for n in looked_at.trace.ops)
+    assert dict(one.evidence)["moved by its copies"] == f"{human_bytes(moved)} a step"
+    assert one.worth_us == pytest.approx(1e6 * moved / H100_SXM_DATASHEET.bytes_per_s)
+    assert one.worth_share == pytest.approx(one.worth_us / looked_at.step_us)
+    assert "2 of 3 convolutions" in one.title
 
 
 def test_one_value_is_computed_again() -> None:

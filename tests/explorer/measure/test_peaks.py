@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tracefuse.measure.op_times import modelled, roofline_of
 from tracefuse.measure.peaks import DevicePeaks, known_peaks, measure_peaks, peaks_of
 from tracefuse.measure.timing import estimate
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
+from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.trace import Trace
 
 
@@ -151,6 +153,8 @@ def test_matmuls_stand_under_the_roof_of_their_precision() -> None:
     assert [p.flops_rate(torch.float32) for p in (strict, loose)] == [50e12, 300e12]
     assert strict.flops_rate(torch.bfloat16) == 600e12
     assert strict.flops_rate(torch.float16) == 600e12  # not measured: the highest
+    assert [p.flops_rate(torch.float32, in_convolution=True) for p in (strict, loose)] == [300e12, 300e12]
+    assert made_up().roofline(convolutions=False).flops_rate(torch.float32, in_convolution=True) == 50e12
     assert strict.source == "measured peaks of NVIDIA H200"
     assert hash(strict) != hash(loose)
 
@@ -165,6 +169,16 @@ def test_an_op_is_modelled_by_the_rate_of_its_dtype() -> None:
     for dtype, rate in ((torch.float32, 1e9), (torch.float64, 1e12)):
         (node,) = (n for n in products(dtype).ops if flops(n))
         assert roofline_seconds(node, peaks_) == pytest.approx(2 * 256**3 / rate)
+
+
+@pytest.mark.parametrize("convolutions", [True, False])
+def test_convolutions_of_float32_are_modelled_on_tensor_cores_where_torch_lets_them(convolutions: bool) -> None:
+    x, weight = torch.ones(2, 64, 32, 32), torch.ones(64, 64, 3, 3)
+    trace = tracefuse.capture(lambda: torch.conv2d(x, weight, padding=1)).trace
+    (node,) = (n for n in trace.ops if flops(n))
+    sheet = TARGETS["H100"]
+    alone = replace(sheet.peaks(False, convolutions), bytes_per_s=1e30)
+    assert roofline_seconds(node, alone) == pytest.approx(flops(node) / (sheet.tf32 if convolutions else sheet.fp32))
 
 
 def test_a_cpu_program_is_modelled_by_the_datasheet_and_says_so() -> None:

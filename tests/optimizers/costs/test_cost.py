@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import tracefuse
+from tracefuse.optimizers.costs.convolutions import copied_bytes
 from tracefuse.optimizers.costs.cost import (
     H100_SXM_DATASHEET,
     Peaks,
@@ -199,3 +200,13 @@ def test_roofline_is_the_slower_of_bandwidth_and_arithmetic() -> None:
     assert roofline_seconds(big, Peaks(1e30, 1e9, "slow arithmetic")) == pytest.approx(2 * 512**3 / 1e9)
     assert roofline_seconds(big, Peaks(1e9, 1e30, "slow memory")) == pytest.approx(3 * 512 * 512 * 4 / 1e9)
     assert roofline_seconds(op(aten.view.default, x, [24]), H100_SXM_DATASHEET) == 0
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_what_is_copied_around_a_convolution_comes_on_top_of_its_arithmetic(memory_format: torch.memory_format) -> None:
+    images, weight = torch.zeros(2, 8, 16, 16).to(memory_format=memory_format), torch.zeros(8, 8, 3, 3)
+    node = op(aten.convolution.default, images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    copied = 2 * images.nbytes if memory_format is torch.contiguous_format else 0  # of as many bytes it yields
+    assert copied_bytes(node) == copied
+    slow = Peaks(1e9, 1e6, "slow arithmetic")
+    assert roofline_seconds(node, slow) == pytest.approx(flops(node) / 1e6 + 2 * copied / 1e9)

@@ -377,6 +377,18 @@ def test_an_action_says_its_worth_in_short(worth: str, shown: str) -> None:
     assert in_short(worth) == shown
 
 
+def test_of_a_net_of_images_it_is_told_first_what_their_order_is_worth() -> None:
+    net, x = nn.Conv2d(8, 8, 3, padding=1), torch.randn(32, 8, 128, 128, requires_grad=True)
+    capture = tracefuse.capture(lambda: net(x).square().mean().backward())
+    on, off = payload(capture.optimize()), payload(capture.optimize(channels_last=False))
+    for shown in (on, off):
+        assert "cuDNN copies images around 1 of 1 convolution" in shown["sentence"]["actions"][0]["title"]
+        assert re.fullmatch(r"[\d.]+ .s, \d\d %", shown["sentence"]["actions"][0]["worth"])
+    assert on["sentence"]["actions"][0]["by"] == ["channels_last"]
+    gained = next(one["delta_us"] for one in on["passes"] if one["name"] == "channels_last")
+    assert gained < -0.1 * on["clock"]["step_us"][0]
+
+
 def test_without_findings_the_pass_that_gains_most_is_named() -> None:
     said = said_of([], {"cat": -1.0, "fuse": -3.0, "pad": 2.0, "freeze": None})["said"]
     assert said.endswith(" The pass fuse gains most (3 µs); nothing else was found that slows it down.")
