@@ -130,7 +130,7 @@ def _yielded(
     views = one.shown.get(result, ())
     named = next(filter(is_returned, views), result)
     node = create_op(graph, target, args, {}, named.name)
-    node.meta = dict(result.meta)
+    node.meta.update(result.meta)
     if views:
         node.meta["val"] = val(views[0])
     new |= dict.fromkeys((result, *views), node)
