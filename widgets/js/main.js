@@ -19,7 +19,7 @@ function render({ model, el }) {
     ["change:board", () => explorer.drawBoard()],
     ["comm_live_update", () => explorer.connection.check()],
     ["change:selected", () => explorer.drawSelected()],
-    ["msg:custom", (message, buffers) => (message.type === "file" ? explorer.verdict.menu.received(message, buffers[0]) : explorer.answer(message.to))],
+    ["msg:custom", (message, buffers) => explorer.receive(message, buffers)],
   ]);
   for (const [event, listener] of listeners) model.on(event, listener);
   explorer.drawAll();

@@ -436,6 +436,8 @@ interface Payload {
   timing: Timing | null;
   notes: { kind: "guard" | "note"; text: string }[];
   environment: Record<string, string>;
+  /** Of numbers that came before the rest of their payload: the tabs that wait for that, of which nothing is open. */
+  late?: string[];
 }
 
 /** A configuration that was tried. */
@@ -535,7 +537,11 @@ interface Model {
   send(message: Message): void;
 }
 
-/** Choices of passes, of what is pinned and of the clock are answered by a custom message { type: "answered", to }. */
+/**
+ * Choices of passes, of what is pinned and of the clock are answered by a custom message { type: "answered", to }. Before the
+ * trait `payload` has what another configuration comes to, its numbers come in a message { type: "numbers", numbers }: a
+ * `Payload` with `late`, and without what takes longer and nothing on show reads.
+ */
 type Message =
   /** Asks for nothing: sending it fails where the kernel is gone. */
   | { type: "hello" }

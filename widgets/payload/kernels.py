@@ -65,16 +65,14 @@ def kernel_records(
     peaks: Peaks | None = None,
     inspected: Mapping[str, Resources] | None = None,
     of: Callable[[Trace], OpTimes] = modelled,
-    stood: Stood | None = None,
 ) -> list[dict[str, Any]]:
     """The Triton kernels of a variant in the order of their first launch. `times` are those of its ops, `of` tells those of
-    any trace, such as that in which a kernel's ops stood by themselves. `inspected` are resources by kernel, `stood` is what
-    `stood_for` tells of the variant."""
+    any trace, such as that in which a kernel's ops stood by themselves. `inspected` are resources by kernel."""
     peaks = peaks or _promised(times)
     whole = variant.whole
     rows = {row.name: row for row in kernel_rows(whole, times.us, peaks)} if times else {}
     calls, folds = calls_by_kernel(whole), folded_paths(variant.baseline.whole)
-    found, stood = replaced_in(variant), stood_for(variant) if stood is None else stood
+    found, stood = replaced_in(variant), stood_for(variant)
     parameters = {entry.name: entry.source for entry in whole.inputs if entry.kind == "parameter"}
     return [
         kernel_record(kernel, count, owner_of(kernel.name, variant))

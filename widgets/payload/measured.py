@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from tracefuse.timeline.replayed import Timeline, timeline
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clocks
 from tracefuse.widgets.payload.kernels import Resources, inspect_kernel, kernel_calls, owner_of
-from tracefuse.widgets.payload.program import payload
+from tracefuse.widgets.payload.program import Rest, in_two
 from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.payload.timing import Timed, beside_itself, beside_pinned
 
@@ -120,7 +121,14 @@ class Measured:
 
     def payload(self, variant: Variant, baseline: Variant | None, name: str | None) -> dict[str, Any]:
         """The payload of `variant`, with whatever is known of it; see `tracefuse.widgets.payload.program`."""
-        return payload(
+        numbers, rest = self.in_two(variant, baseline, name)
+        return numbers | rest()
+
+    def in_two(
+        self, variant: Variant, baseline: Variant | None, name: str | None, late: Collection[str] = ()
+    ) -> tuple[dict[str, Any], Rest]:
+        """The same as its numbers, and what makes the parts that are `late`."""
+        return in_two(
             variant,
             self.timed(variant, baseline),
             name,
@@ -130,6 +138,7 @@ class Measured:
             clock=self.clocks.clock(variant, baseline),
             work=self.work(variant),
             inspected={k.name: self.inspected[k] for k, _ in kernel_calls(variant.whole) if k in self.inspected},
+            late=late,
         )
 
 

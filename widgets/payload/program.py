@@ -10,13 +10,14 @@
   time over the baseline's, below 1 where the variant is faster.
 - Each byte of a storage is counted for one value, whatever shares its memory.
 
-Timelines are no part of this: see `tracefuse.widgets.payload.timeline`.
+Timelines are no part of this: see `tracefuse.widgets.payload.timeline`. After a switch a live view has the numbers of a
+payload before the rest: see `in_two`, and `tracefuse.widgets.view.late` for what that is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tracefuse.assembly.program import Stepped
@@ -62,7 +63,6 @@ from tracefuse.widgets.payload.kernels import (
     kernel_calls,
     kernel_records,
     line_records,
-    stood_for,
 )
 from tracefuse.widgets.payload.levers import lever_record
 from tracefuse.widgets.payload.passes import config_record, pass_record
@@ -82,8 +82,19 @@ from tracefuse.widgets.payload.without import without_record
 VERSION = 2
 
 
+Rest = Callable[[], dict[str, Any]]
+"""What makes the fields of a payload that come after its numbers."""
+
+
 @uncollected()
-def payload(
+def payload(*given: Any, **known: Any) -> dict[str, Any]:
+    """All that the view shows of a variant; the arguments are those of `in_two`."""
+    numbers, rest = in_two(*given, **known)
+    return numbers | rest()
+
+
+@uncollected()
+def in_two(
     variant: Variant,
     timed: tuple[Timing, Config] | Timed | None = None,
     name: str | None = "c",
@@ -93,8 +104,10 @@ def payload(
     shares: tuple[Ablation, Config] | None = None,
     tried: Mapping[TrialKey, Said] | None = None,
     work: GpuWork | None = None,
-) -> dict[str, Any]:
-    """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere.
+    late: Collection[str] = (),
+) -> tuple[dict[str, Any], Rest]:
+    """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere: first
+    its numbers, then what makes the rest, which are the parts that are `late`. The fields of both together are the payload.
 
     `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
     `name` is the variable that holds the capture, if there is one. `clock` has the times of all ops (default: modelled),
@@ -113,11 +126,19 @@ def payload(
     slow = None if rows.no_verdict else slowest(after, variant.baseline.whole, amounts)
     as_it_ran = clock.of(variant.baseline.whole)
     findings = variant.findings(op_times[1], as_it_ran)
-    sizes, stood, stopped = summary(beside, variant, timing), stood_for(variant), blocked(variant)
+    sizes, stopped = summary(beside, variant, timing), blocked(variant)
     ranked = in_order(findings, findings.launches if clock.launches else 0)
     found = finding_records(ranked, variant, tried or {})
-    forward, backward = map(half, beside.trace.halves(), variant.trace.halves())
-    return {
+    alive = {"before": memory(beside.whole_in_place), "after": memory(variant.whole_in_place)}
+    parts = {
+        "code": lambda: code_records(beside, variant),
+        "kernels": lambda: {
+            "kernels": kernel_records(variant, op_times[1], clock.peaks, inspected, clock.of),
+            "aten": aten_records(variant, op_times[1], clock.peaks),
+        },
+        "saved": lambda: {"memory": alive | saved_record(beside, variant)},
+    }
+    numbers = {
         "version": VERSION,
         "config": config_record(variant.config),
         "call": variant.config.as_code(name) if name else "",
@@ -140,19 +161,10 @@ def payload(
             baseline is not None,
         ),
         "slowest": slowest_record(slow, is_of_launches=clock.launches is not None),
-        "forward": forward,
-        "backward": backward,
-        "update": update_record(beside, variant),
         "values": values(before, after, op_times, line_records(variant)),
         "clock": clock.record(),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
-        "memory": {
-            "before": memory(beside.whole_in_place),
-            "after": memory(variant.whole_in_place),
-            **saved_record(beside, variant),
-        },
-        "kernels": kernel_records(variant, op_times[1], clock.peaks, inspected, clock.of, stood),
-        "aten": aten_records(variant, op_times[1], clock.peaks),
+        "memory": alive,
         "layers": [layer_record(layer) for layer in rows],
         "unused": unused_record(variant.capture.dropped),
         "findings": found,
@@ -164,6 +176,9 @@ def payload(
         "notes": notes(variant, timing),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
     }
+    for name in parts.keys() - late:
+        numbers |= parts[name]()
+    return numbers, uncollected()(lambda: {field: one for name in late for field, one in parts[name]().items()})
 
 
 def _pass_records(
@@ -187,10 +202,12 @@ def steps_record(steps: Steps | None) -> dict[str, Any] | None:
     return None if steps is None or len(steps) < 2 else {"said": steps.headline, "each": str(steps)}
 
 
-def update_record(beside: Variant, variant: Variant) -> dict[str, Any] | None:
-    """The update as a third column of code; None where the step has none."""
+def code_records(beside: Variant, variant: Variant) -> dict[str, Any]:
+    """The columns of code: both halves, and the update, None where the step has none."""
+    halves = map(half, beside.trace.halves(), variant.trace.halves())
     old, new = beside.update, variant.update
-    return None if old is None or new is None else half(old.trace, new.trace)
+    update = None if old is None or new is None else half(old.trace, new.trace)
+    return {**dict(zip(("forward", "backward"), halves, strict=True)), "update": update}
 
 
 def baseline_record(baseline: Variant | None, name: str | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tracefuse.config.configuration import PASS_OF
 from tracefuse.errors import Cancelled, OptionError, PassError
 from tracefuse.measure.timing import MIN_ROUNDS
 from tracefuse.measure.tried import Tried
+from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import STATIC, write_html
 from tracefuse.widgets.payload.measured import Measured
@@ -104,17 +105,14 @@ class Explorer(Keeping):
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 
-    def held(self, variant: Variant) -> dict[str, Any]:
-        """The payload of any variant of the capture, beside the baseline and with what was measured here."""
-        return self.measured.payload(variant, self.baseline, self.name)
-
     def show(self, variant: Variant | None = None) -> None:
         """Show another variant of a capture on the board (default: the same, with what is known by now)."""
         with self._lock:
+            is_switch = variant is not None and variant.capture is self.variant.capture
             self.variant = variant = variant or self.variant
             self._follow_capture()
             self.measured.adopt(variant)
-            self.payload = self.held(variant)
+            self.payload = self._in_two(variant) if is_switch else self.held(variant)
             self.board = self._board()
             self.config = config_record(variant.config)
             if self.step is not None:
@@ -134,6 +132,7 @@ class Explorer(Keeping):
             else:
                 self.step = change_record(name, shown.passes, () if shown.update is None else shown.update.passes)
 
+    @uncollected()
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist, and `PassError`
         for those with which the pass that takes them fails: what was shown stays."""

@@ -1,4 +1,7 @@
-"""What is made while nobody asks for anything: what each switch would change, and the still form that a notebook keeps.
+"""What a view is told of a variant, and what is made while nobody asks for anything: what each switch would change, and the
+still form that a notebook keeps.
+
+A switch is answered by its numbers first, then by all that there is to say: see `tracefuse.widgets.view.late`.
 
 What a switch changes is told by the step without that pass. Its passes run right after the view is shown, while no cell runs
 and nothing is measured, and are at hand when the switch is used; so is what the view says of its traces, which is worked out
@@ -35,6 +38,7 @@ from tracefuse.widgets.payload.without import foreseen, reweighed
 from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view.boarding import Boarding
 from tracefuse.widgets.view.ending import publish
+from tracefuse.widgets.view.late import late_parts, late_tabs
 from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn
 
 _FRAMED = Template("""<div class="tf-still-$key"><div>$tables</div><script type="text/plain">$page</script><script>
@@ -126,7 +130,19 @@ class Keeping(Boarding):
     """A view that foresees what its switches change, and keeps its still form up to date."""
 
     payload: Any
-    held: Callable[[Variant], dict[str, Any]]
+    tab: Any
+    selected: Any
+
+    def held(self, variant: Variant) -> dict[str, Any]:
+        """The payload of any variant of the capture, beside the baseline and with what was measured here."""
+        return self.measured.payload(variant, self.baseline, self.name)
+
+    def _in_two(self, variant: Variant) -> dict[str, Any]:
+        """The payload of another variant of the capture, of which the view has the numbers before the rest is made."""
+        late = late_parts(self.tab, self.selected)
+        numbers, rest = self.measured.in_two(variant, self.baseline, self.name, late)
+        self.send({"type": "numbers", "numbers": numbers | {"late": late_tabs(late)}})
+        return numbers | rest()
 
     def _begin_keeping(self) -> None:
         """Called before the widget is made."""

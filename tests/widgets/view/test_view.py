@@ -73,7 +73,7 @@ def test_every_choice_is_answered_after_what_came_of_it(
     sent: list[tuple[Any, str]] = []
     monkeypatch.setattr(explorer, "send", lambda answer: sent.append((answer, explorer.status["busy"])))
     send(explorer, message)
-    assert sent == [({"type": "answered", "to": message}, "")]
+    assert [one for one in sent if one[0]["type"] != "numbers"] == [({"type": "answered", "to": message}, "")]
 
 
 def test_a_switch_regenerates_the_traces(explorer: Explorer) -> None:

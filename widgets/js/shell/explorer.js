@@ -23,7 +23,9 @@ export class Explorer {
     this.history = new History();
     /** What was drawn last. @type {Payload | null} */
     this.answered = null;
-    this.search = new Search(() => model.get("payload"), (matches) => this.showMatches(matches), (value) => this.select(value));
+    /** The numbers of the payload that comes next, in the one that is there. @type {Payload & { whole: Payload } | undefined} */
+    this.ahead = undefined;
+    this.search = new Search(() => this.payload, (matches) => this.showMatches(matches), (value) => this.select(value));
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
     /** @type {Open} */
@@ -88,10 +90,16 @@ export class Explorer {
     host.append(this.root);
   }
 
+  /** With the numbers of the next one, where they are there. */
+  get payload() {
+    const whole = this.model.get("payload");
+    return this.ahead?.whole === whole ? this.ahead : whole;
+  }
+
   /** @returns {View} */
   get view() {
-    const { model, matches } = this;
-    return { payload: model.get("payload"), status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), step: model.get("step"), board: model.get("board"), matches, pass: this.open.pass };
+    const { model, matches, payload } = this;
+    return { payload, status: model.get("status"), selected: model.get("selected"), live: model.get("live"), timeline: model.get("timeline"), step: model.get("step"), board: model.get("board"), matches, pass: this.open.pass };
   }
 
   /** The payload with what was chosen since: a switch moves at once, its numbers follow. @returns {Payload} */
@@ -115,6 +123,16 @@ export class Explorer {
       this.history.giveUp();
     }
     this.drawChoices();
+  }
+
+  /** @param {any} message see `Message` @param {DataView[]} buffers */
+  receive(message, buffers) {
+    if (message.type === "file") return this.verdict.menu.received(message, buffers[0]);
+    if (message.type === "answered") return this.answer(message.to);
+    const whole = this.model.get("payload");
+    const { numbers } = message;
+    this.ahead = { ...whole, ...numbers, memory: { ...whole.memory, ...numbers.memory }, whole };
+    this.drawAll();
   }
 
   /** The kernel is done with a message, whatever came of it. @param {Message} message */
@@ -220,6 +238,9 @@ export class Explorer {
       this.outdated.add(spec.id);
     }
     if (this.slots.body.firstChild !== panel.element) this.slots.body.replaceChildren(panel.element);
+    const isLate = this.payload.late?.includes(spec.id);
+    this.slots.body.ariaBusy = String(!!isLate);
+    if (isLate) return;
     if (this.outdated.delete(spec.id)) panel.draw(this.view);
     panel.mark(this.view);
   }
@@ -244,7 +265,7 @@ export class Explorer {
     this.trail.visit(this.view.selected);
     // First the details: what they leave of the panel is where it shows the selection.
     this.drawDetails();
-    this.panels.get(this.tab)?.mark(this.view);
+    this.markPanel();
   }
 
   /** Replace a panel and keep the keyboard where it was, or in the panel where that is gone. @param {HTMLElement} slot @param {...HTMLElement} content */
@@ -304,9 +325,12 @@ export class Explorer {
   /** @param {Set<string> | null} matches */
   showMatches(matches) {
     this.matches = matches;
-    const panel = this.panels.get(this.tab);
-    // Not one that is about to be drawn anew.
-    if (panel && !this.outdated.has(this.tab)) panel.mark(this.view);
+    this.markPanel();
+  }
+
+  /** The open one, but where it is about to be drawn anew. */
+  markPanel() {
+    if (!this.outdated.has(this.tab)) this.panels.get(this.tab)?.mark(this.view);
   }
 
   /** ← and → walk the tabs, Home and End go to the ends. @param {KeyboardEvent} event */

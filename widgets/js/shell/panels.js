@@ -35,7 +35,7 @@ export const PANELS = [
   { id: "timeline", label: () => "Timeline", make: (act) => new TimelinePanel(act) },
   { id: "memory", label: () => "Memory", make: (act) => new MemoryPanel(act) },
   { id: "findings", label: () => "Findings", count: ({ findings }) => findings.filter((one) => !one.is_mended).length, make: (act) => new FindingsPanel(act) },
-  { id: "kernels", label: () => "Kernels", count: ({ kernels }) => kernels.length, make: (act, open) => new KernelPanel(act, open) },
+  { id: "kernels", label: () => "Kernels", count: ({ summary }) => summary.kernels.unique, make: (act, open) => new KernelPanel(act, open) },
   { id: "timing", label: () => "Timing", make: timingPanel },
   { id: "board", label: () => "Board", make: (act) => new BoardPanel(act) },
   { id: "notes", label: () => "Notes", count: ({ notes }) => notes.length, make: notesPanel },

@@ -30,7 +30,7 @@ function timingTable(payload, status, live) {
       h("tbody", null, shown.map((row) => timingRow(row, scale, payload, others))),
     ),
     h("p", { class: "tf-note" }, `${timing.provenance}. Times: median in ms, with a 95 % interval. Ratios: with a 99 % interval; within 1 % of 1 no difference is claimed. Bars share one scale.`),
-    !payload.runs_triton && payload.kernels.length > 0 && h("p", { class: "tf-note" }, "Triton kernels did not run: CPU. Both programs ran ATen operators."),
+    !payload.runs_triton && payload.summary.kernels.unique > 0 && h("p", { class: "tf-note" }, "Triton kernels did not run: CPU. Both programs ran ATen operators."),
     timing.work.length > 0 && workTable(timing.work),
     timing.notes.map((text) => h("p", { class: "tf-note" }, text)),
   );
