@@ -379,7 +379,7 @@ def _copied(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node], name
     copy = fx.Node(graph, name, node.op, node.target, args, kwargs, node.type)
     graph._insert(copy)
     graph._len += 1
-    copy.meta = node.meta.copy()
+    copy.meta.update(node.meta)  # to set it, a node looks itself up by its operator, which torch hashes in Python
     share_facts(node, copy)
     return copy
 

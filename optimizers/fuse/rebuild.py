@@ -107,7 +107,7 @@ def _insert(graph: fx.Graph, one: Carved, new: dict[fx.Node, fx.Node]) -> None:
     if len(one.outputs) == 1:
         (result,) = one.outputs
         node = new[result] = create_op(graph, one.kernel, args, {}, result.name)
-        node.meta = dict(result.meta)
+        node.meta.update(result.meta)
         set_origin(node, replace(origin(result), rng=None))
         return
     call = create_op(graph, one.kernel, args, {}, "results")
@@ -115,7 +115,7 @@ def _insert(graph: fx.Graph, one: Carved, new: dict[fx.Node, fx.Node]) -> None:
     set_origin(call, replace(origin(one.outputs[-1]), rng=None))
     for at, result in enumerate(one.outputs):
         new[result] = create_op(graph, operator.getitem, (call, at), {}, result.name)
-        new[result].meta = dict(result.meta)
+        new[result].meta.update(result.meta)
 
 
 # --- views ------------------------------------------------------------------------------------------------------------

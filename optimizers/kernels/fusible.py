@@ -249,12 +249,17 @@ def _row_refusal(node: fx.Node) -> str | None:
 def _norm_refusal(node: fx.Node) -> str | None:
     """Why the backward of a norm stays with ATen: where its gradients of weight or bias are read too, and its rows are too
     long for both."""
-    if node.target not in NORM_BACKWARD or not any(u.args[1] != 0 and u.users for u in node.users if is_getitem(u)):
+    if not _is_norm_backward(node.target) or not any(u.args[1] != 0 and u.users for u in node.users if is_getitem(u)):
         return None
     rows = rows_of(node)
     if rows is None or rows.sizes[2] <= MAX_SUMMED_ROW:
         return None
     return f"no program holds rows of more than {MAX_SUMMED_ROW} elements beside the sums of their columns"
+
+
+@once_per_operator
+def _is_norm_backward(target: Any) -> bool:
+    return target in NORM_BACKWARD
 
 
 def has_fusible_neighbour(result: fx.Node, *operands: fx.Node) -> bool:
