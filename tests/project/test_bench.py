@@ -505,7 +505,8 @@ def test_pipeline(tmp_path: Path) -> None:
         assert large["kernels"] < large["launches"], "what repeats has kernels in common"
     for goal in found["goals"]:
         stages, clicks = goal["stages_s"], goal["clicks_s"].values()
-        assert stages["slowest click"] == max(parts["passes"] + parts["payload"] for parts in clicks)
+        assert stages["slowest click"] == max(parts["passes"] + parts["numbers"] for parts in clicks)
+        assert all(parts["rest"] > 0 for parts in clicks)
         assert stages["slowest foreseen click"] == max(parts["foreseen"] for parts in clicks)
         assert all(name in printed for name in goal["clicks_s"])
     assert "growth" in printed

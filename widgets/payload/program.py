@@ -11,7 +11,7 @@
 - Each byte of a storage is counted for one value, whatever shares its memory.
 
 Timelines are no part of this: see `tracefuse.widgets.payload.timeline`. After a switch a live view has the numbers of a
-payload before the rest: see `in_two`, and `tracefuse.widgets.payload.late` for what that is.
+payload before the rest: see `in_two`, and `tracefuse.widgets.view.late` for what that is.
 """
 
 from __future__ import annotations

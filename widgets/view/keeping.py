@@ -1,7 +1,7 @@
 """What a view is told of a variant, and what is made while nobody asks for anything: what each switch would change, and the
 still form that a notebook keeps.
 
-A switch is answered by its numbers first, then by all that there is to say: see `tracefuse.widgets.payload.late`.
+A switch is answered by its numbers first, then by all that there is to say: see `tracefuse.widgets.view.late`.
 
 What a switch changes is told by the step without that pass. Its passes run right after the view is shown, while no cell runs
 and nothing is measured, and are at hand when the switch is used; so is what the view says of its traces, which is worked out
@@ -34,11 +34,11 @@ from tracefuse.config.configuration import Config
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import held_configurations, page, tried_on
 from tracefuse.widgets.payload.facts import step_size
-from tracefuse.widgets.payload.late import late_parts, late_tabs
 from tracefuse.widgets.payload.without import foreseen, reweighed
 from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view.boarding import Boarding
 from tracefuse.widgets.view.ending import publish
+from tracefuse.widgets.view.late import late_parts, late_tabs
 from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn
 
 _FRAMED = Template("""<div class="tf-still-$key"><div>$tables</div><script type="text/plain">$page</script><script>

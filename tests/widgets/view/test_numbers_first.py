@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.widgets.payload.late import PARTS, READ_BY, late_parts, late_tabs
 from tracefuse.widgets.payload.program import in_two, payload
 from tracefuse.widgets.view.explorer import Explorer
+from tracefuse.widgets.view.late import PARTS, READ_BY, late_parts, late_tabs
 
 HALVES, KERNELS, SAVED = (
     {"forward", "backward", "update"},

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.html import write_html
-from tracefuse.widgets.payload.late import READ_BY
+from tracefuse.widgets.view.late import READ_BY
 
 pytestmark = pytest.mark.browser
 
