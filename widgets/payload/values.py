@@ -75,7 +75,8 @@ def diff(before: Sequence[Line], after: Sequence[Line]) -> list[Line]:
     old = [line for line in before if line.kind in _ALIGNED]
     new = [line for line in after if line.kind in _ALIGNED]
     pairs = _common([line.key for line in old], [line.key for line in new])
-    merged = _Merged(_headers(before))
+    above, headers = _headers(before), _headers(after)
+    merged = _Merged(above)
     at = position = 0
     for line in after:
         if line.kind in ("group", "blank"):
@@ -87,6 +88,9 @@ def diff(before: Sequence[Line], after: Sequence[Line]) -> list[Line]:
         match = pairs.get(position)
         if match is None:
             merged.add([], [line._replace(mark="+")])
+        elif line.kind == "op" and old[match].code != line.code and above[line.key] != headers[line.key]:
+            merged.add(old[at : match + 1], [line._replace(mark="~")])  # what it was stands under another header
+            at = match + 1
         else:
             merged.add(old[at:match], _matched(old[match], line))
             at = match + 1
