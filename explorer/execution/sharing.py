@@ -290,7 +290,7 @@ def allocator_like(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.T
     gpus = {tensor.get_device() for tensor in tensors}
     if allocate is None or len(gpus) != 1 or min(gpus) < 0:
         return None
-    layouts = [(tuple(t.shape), t.stride(), t.dtype) for t in map(torch.empty_like, tensors)]
+    layouts = [(tuple(t.shape), t.stride(), t.dtype) for t in (torch.empty_like(t, device="meta") for t in tensors)]
 
     def allocated() -> list[torch.Tensor]:
         if torch.cuda.current_device() not in gpus:

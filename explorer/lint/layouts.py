@@ -228,7 +228,8 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
     tf32, has_cudnn = case.program.convolutions["tf32"], case.program.convolutions["cudnn"]
     every = [n for n in case.own_ops if work(n) == "convolution"]
     ops = [n for n in every if copied_bytes(n) and not lies_channels_last(val(n.args[1]))]  # type: ignore[arg-type]
-    if not ops:
+    ops = [n for n in ops if tf32 or val(n).dtype is not torch.float32]
+    if not ops or not has_cudnn:
         return
     few = len({n.args[1] for n in ops})
     moved = sum(2 * copied_bytes(n) for n in with_backward(case, ops))
@@ -236,7 +237,7 @@ def convolutions_of_nchw(case: Case) -> Iterator[Finding]:
     # A step that a CPU took has none of it; a modelled one does, as one that a GPU took.
     is_within = is_on_gpu(case.trace) or not case.times.is_measured
     whole = case.step_us if is_within else case.step_us + us
-    is_taken = has_cudnn and any(not (obstacle(n) or loss(n, tf32)) for n in ops)
+    is_taken = any(not (obstacle(n) or loss(n, tf32)) for n in ops)
     yield from case.finding(
         "not-channels-last",
         case.severity(us, whole),

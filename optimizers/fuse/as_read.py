@@ -18,19 +18,10 @@ from torch import fx
 from tracefuse.optimizers.fuse.carving import obstacle_of
 from tracefuse.optimizers.fuse.pieces import Piece
 from tracefuse.optimizers.kernels.kernel import Kernel, kernel_of
+from tracefuse.optimizers.kernels.overwriting import RESHAPING
 from tracefuse.optimizers.kernels.text import launches
-from tracefuse.optimizers.ops import aten, frozen, is_returned, is_view
+from tracefuse.optimizers.ops import frozen, is_returned, is_view
 from tracefuse.optimizers.trace import Output, val
-
-RESHAPING = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-}
-"""Views whose elements are in the order of what they are taken of."""
 
 
 @dataclass
@@ -42,10 +33,17 @@ class AsRead:
 
     kernels: dict[str, Kernel]
     _taken: set[fx.Node] = field(default_factory=set)  # what a kernel takes as it is
+    _held: set[fx.Node] = field(default_factory=set)
+    _shared: set[fx.Node] = field(
+        default_factory=set
+    )  # what several pieces compute, one of which may yet be left to ATen
     _known: dict[Hashable, Kernel | None] = field(default_factory=dict)
 
     def pieces(self, pieces: Sequence[Piece]) -> list[Piece]:
         self._taken.update(value for piece in pieces for value in piece.inputs)
+        for piece in pieces:
+            self._shared |= self._held.intersection(piece.nodes)
+            self._held.update(piece.nodes)
         return [self._piece(piece) for piece in pieces]
 
     def _piece(self, piece: Piece) -> Piece:
@@ -62,8 +60,8 @@ class AsRead:
     def _views(self, value: fx.Node, inside: set[fx.Node]) -> tuple[fx.Node, ...]:
         """The views through which alone `value`, made by the ops `inside`, is read elsewhere; () where they are several ones,
         or it is read as it is."""
-        read = [user for user in value.users if _is_read_outside(user, inside)]
-        if value in self._taken or len({_call(user) for user in read}) != 1:
+        read = [user for user in value.users if user in self._shared or _is_read_outside(user, inside)]
+        if value in self._taken or len({_call(user) for user in read}) != 1 or sum(map(is_returned, read)) > 1:
             return ()
         view = read[0]
         is_same = view.target in RESHAPING and val(view).numel() == val(value).numel()
@@ -71,10 +69,11 @@ class AsRead:
 
     def _kernel(self, kernel: Kernel, views: Sequence[fx.Node | None]) -> Kernel | None:
         """The kernel with these views behind its results; None where it would be launched otherwise, or could not be."""
-        key = kernel.key, tuple(view and (_call(view), val(view).shape) for view in views)
+        key = kernel.key, tuple(view and (_call(view), val(view).shape, val(view).stride()) for view in views)
         if key not in self._known:
             found = _behind(kernel, views, self.kernels)
             is_alike = obstacle_of(found) is None and _launched(found) == _launched(kernel)
+            is_alike = is_alike and found.overwriting == kernel.overwriting
             self._known[key] = found if is_alike else None
         return self._known[key]
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.order import UnitOrder
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, Traits, Unit, unit_order, with_views
+from tracefuse.optimizers.fuse.rebuild import UnitOrder
 from tracefuse.optimizers.fuse.regions import agree
 from tracefuse.optimizers.ops import behind_views, readers
 from tracefuse.optimizers.passes import Decide, Decision

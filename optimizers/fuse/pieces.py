@@ -16,8 +16,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved
-from tracefuse.optimizers.fuse.order import UnitOrder
-from tracefuse.optimizers.fuse.rebuild import Carved, last_of
+from tracefuse.optimizers.fuse.rebuild import Carved, UnitOrder, last_of
 from tracefuse.optimizers.fuse.regions import Sizes, loops_of
 from tracefuse.optimizers.fuse.remaking import reads_of
 from tracefuse.optimizers.fuse.repeats import repeated_nbytes

@@ -45,8 +45,15 @@ def overwriting(body: Trace) -> Overwriting | None:
 
 _BY_ELEMENTS = {*POINTWISE, *COPIES}
 """Each element of what they yield is computed of those at its own place."""
-_RESHAPING = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default}
-"""The order of the elements stays the same."""
+RESHAPING = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+}
+"""Views whose elements are in the order of those that they show."""
 _PLAIN = {*_BY_ELEMENTS, *VIEWS, *CONSTANTS}
 
 
@@ -66,7 +73,7 @@ def _inputs(body: Trace, result: fx.Node) -> Iterator[int]:
 def _is_in_one_order(placeholder: fx.Node, behind: Sequence[fx.Node]) -> bool:
     """Whether all that is computed of it has its elements in their order, one after the other in memory."""
     return val(placeholder).is_contiguous() and all(
-        node.target in _BY_ELEMENTS | _RESHAPING
+        node.target in _BY_ELEMENTS | RESHAPING
         and val(node).numel() == val(placeholder).numel()
         and (val(node).is_contiguous() or not is_returned(node))
         for node in behind

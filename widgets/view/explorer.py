@@ -108,7 +108,8 @@ class Explorer(Keeping):
     def show(self, variant: Variant | None = None) -> None:
         """Show another variant of a capture on the board (default: the same, with what is known by now)."""
         with self._lock:
-            is_switch = variant is not None and variant.capture is self.variant.capture
+            before = self.variant
+            is_switch = variant is not None and variant.capture is before.capture and variant.config != before.config
             self.variant = variant = variant or self.variant
             self._follow_capture()
             self.measured.adopt(variant)

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 PARTS = frozenset({"code", "kernels", "saved"})
 """The lines of both halves and of the update; kernels and ATen's operators; what is saved for the backward, and why."""
-READ_BY = {"graph": "code", "code": "code", "timeline": "saved", "memory": "saved", "kernels": "kernels"}
-"""By tab the part that it reads; the others read none."""
+READ_BY = {
+    "graph": {"code"},
+    "code": {"code", "kernels"},
+    "timeline": {"saved"},
+    "memory": {"saved"},
+    "kernels": {"kernels"},
+}
+"""By tab the parts that it reads; the others read none, but for the marks of changed lines, which follow."""
 IN_DETAILS = frozenset({"kernels", "saved"})
 
 
 def late_parts(tab: str, selected: str) -> frozenset[str]:
     """What nothing reads that is on show: while the tab called `tab` is open, and the value called `selected`, "" for none."""
-    return PARTS - {READ_BY.get(tab)} - (IN_DETAILS if selected else frozenset())
+    return PARTS - READ_BY.get(tab, set()) - (IN_DETAILS if selected else frozenset())
 
 
 def late_tabs(late: frozenset[str]) -> list[str]:
     """The tabs that wait for these parts."""
-    return [tab for tab, part in READ_BY.items() if part in late]
+    return [tab for tab, parts in READ_BY.items() if not parts.isdisjoint(late)]

@@ -122,6 +122,7 @@ def _least(call: Callable[[], Any], clock: Any) -> float:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     found = convolutions(arguments.small)
+    assert len(set(map(str, found))) == len(found), "two convolutions are told by one name"
     record: dict[str, Any] = {"benchmark": "convolutions", "environment": environment(arguments.device), "ms": {}}
     for order, choice in itertools.product(ORDERS, CHOICES):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 import tracefuse
 from tracefuse.optimizers.fuse import Fuse, as_read
+from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import behind_views
 from tracefuse.optimizers.trace import Trace, origin, phase, shape_of
@@ -95,6 +96,30 @@ def test_a_gradient_that_is_a_view_keeps_its_name() -> None:
     (gradient,) = (node for out, node in after.output_pairs if out.kind == "gradient")
     assert (gradient.name, shape_of(gradient)) == (name, (WIDTH,))
     assert gradient in made_by_kernels(after)
+
+
+def test_a_result_whose_reader_another_kernel_computes_too_stays_so_whatever_loses_its_time() -> None:
+    def step(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        product = (y.view(-1, 64) @ weight).view(x.shape)
+        wide = y.float()
+        return wide.tanh(), F.gelu(wide + product)
+
+    x, weight = torch.randn(64, 64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    capture = tracefuse.capture(step, x, weight)
+    kernels = [n.target for n in fused(capture).ops if isinstance(n.target, Kernel)]
+    for kernel in kernels:
+        after = Fuse(timed=(TimedKernel(kernel.key, 10.0, 1.0, "GPU"),)).run(capture.trace, lambda _: None)
+        verify(after)
+        found, expected = (tracefuse.replay(trace, capture.example_inputs) for trace in (after, capture.trace))
+        torch.testing.assert_close(found, expected)
+
+
+def test_two_equal_views_that_are_returned_are_two() -> None:
+    capture = tracefuse.capture(lambda x: (F.gelu(x * 2).view(-1), F.gelu(x * 2).view(-1)), torch.randn(2, 4))
+    shared = tracefuse.capture(lambda x: [y.view(-1) for y in [F.gelu(x * 2)] * 2], torch.randn(2, 4))
+    for one in (capture, shared):
+        assert len(set(fused(one).returned)) == len(set(one.trace.returned))
 
 
 def test_a_kernel_that_would_be_launched_otherwise_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_the_numbers_come_before_the_payload_which_has_all_of_them(
     [
         ("", "", set()),
         ("trace", "", set()),
-        ("code", "", HALVES),
+        ("code", "", HALVES | KERNELS),
         ("graph", "", HALVES),
         ("kernels", "", KERNELS),
         ("memory", "", SAVED),
@@ -80,7 +80,7 @@ def test_what_is_on_show_is_among_the_numbers(
 
 
 def test_every_late_part_is_one_that_a_tab_waits_for() -> None:
-    assert set(READ_BY.values()) == PARTS
+    assert set().union(*READ_BY.values()) == PARTS
     assert late_tabs(late_parts("", "")) == list(READ_BY)
     assert late_tabs(frozenset()) == []
 
@@ -94,6 +94,7 @@ def test_what_is_known_anew_of_the_same_configuration_comes_whole(
     explorer: Explorer, told: list[tuple[str, Any]]
 ) -> None:
     explorer.show()
+    explorer.show(explorer.variant)
     assert [kind for kind, _ in told if kind == "numbers"] == []
 
 

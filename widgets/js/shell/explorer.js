@@ -137,6 +137,11 @@ export class Explorer {
 
   /** The kernel is done with a message, whatever came of it. @param {Message} message */
   answer(message) {
+    // Numbers whose payload has not come by now have none.
+    if (this.payload === this.ahead) {
+      this.ahead = undefined;
+      this.drawAll();
+    }
     if (!this.history.answer(message)) return;
     this.drawVerdict();
     this.drawChoices();
