@@ -11,7 +11,9 @@ from torch import fx
 from tracefuse.device.target import chosen, float32_rates
 from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import line_saying
+from tracefuse.measure.op_times import roofline_of
 from tracefuse.measure.peaks import known_peaks
+from tracefuse.optimizers.costs.convolutions import is_depthwise
 from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import is_on_gpu, line_of, val
@@ -30,9 +32,15 @@ _CUDNN: dict[str, tuple[str, Severity, str]] = {
     "cudnn benchmark": (
         "off",
         "low",
-        "cuDNN guesses the algorithm of each convolution; where shapes stay: torch.backends.cudnn.benchmark = True",
+        "cuDNN guesses the algorithm of each convolution; where shapes stay: torch.backends.cudnn.benchmark = True before the "
+        "first step (a process keeps what was guessed)",
     ),
 }
+SLOW, FASTER = 15, 2
+"""How often a convolution takes what its bytes and arithmetic do at best, so that cuDNN has guessed badly: on an H200 all such
+dense ones of `tests/bench/fusions/convolutions.py` have an algorithm that is at least so many times as fast."""
+SHORT_US = 200.0
+"""Of what takes less, launches are a large part."""
 AMPERE = 8
 _TF32 = 'torch.set_float32_matmul_precision("high")'
 
@@ -48,7 +56,44 @@ def modes_that_slow(case: Case) -> Iterator[Finding]:
     )
     for name, (value, severity, remedy) in _CUDNN.items():
         if convolutions and known.get(name) == value:
+            slow = _guessed_badly(case, convolutions) if name == "cudnn benchmark" else []
+            if slow:
+                yield from _guessed(case, slow, len(convolutions), remedy)
+                continue
             yield from _mode(case, name, value, severity, remedy, convolutions, line_of(convolutions[0]))
+
+
+def _guessed_badly(case: Case, convolutions: Sequence[fx.Node]) -> list[fx.Node]:
+    """The convolutions that were measured to take far longer than they need. Depthwise ones have no fast algorithm."""
+    if not case.times.is_measured:
+        return []
+    peaks = roofline_of(case.trace)
+    dense = [n for n in convolutions if not is_depthwise(n) and n.name not in case.times.predicted]
+    long = [node for node in dense if case.us([node]) > SHORT_US]
+    return [node for node in long if case.us([node]) > SLOW * 1e6 * roofline_seconds(node, peaks)]
+
+
+def _guessed(case: Case, slow: Sequence[fx.Node], count: int, remedy: str) -> Iterator[Finding]:
+    us, slowest = case.us(slow), max(slow, key=lambda node: case.us([node]))
+    times = case.us([slowest]) / (1e6 * roofline_seconds(slowest, roofline_of(case.trace)))
+    spared = us * (1 - 1 / FASTER)
+    yield from case.finding(
+        _IDS["cudnn benchmark"],
+        case.severity(spared) or "low",
+        f"cuDNN guessed a slow algorithm for {len(slow)} of {counted(count, 'convolution')}",
+        (
+            ("they take", case.timed(slow)),
+            ("the slowest", f"{times:.0f} times what its bytes and arithmetic take at best"),
+        ),
+        slow,
+        slowest,
+        remedy,
+        f"about {time_text(spared)} of the step's {time_text(case.step_us)}, {share_text(spared, case.step_us)} "
+        f"({case.beside_step(f'predicted: its search finds algorithms {FASTER} times as fast and more for such ones')})",
+        kind="predicted",
+        worth_us=spared,
+        worth_share=spared / case.step_us if case.step_us else None,
+    )
 
 
 _SAID = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from statistics import median
 
 from trust.fix_rows import can_be_told, is_within, judged
@@ -13,6 +13,8 @@ from tracefuse.measure.timing import MIN_ROUNDS
 
 ALIKE = 1.02
 """A time that is longer by less counts as equal."""
+MUCH = 1.5
+"""Times as fast that is worth a name."""
 
 
 @said("fusions.py", "fusions")
@@ -23,10 +25,12 @@ def fusions(found: Data, source: str) -> str:
     alone, in_a_row = ({name: _times(row, of) for name, row in rows.items()} for of in ("least_ms", "row_ms"))
     in_a_row = {name: times for name, times in in_a_row.items() if times}
     days = sorted({row["date"].partition(" ")[0] for row in rows.values()})
+    when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
+    timed = "All" if len(in_a_row) == len(rows) else f"{len(in_a_row)} of them"
     return (
         f"{len(rows)} fusion programs were run, forward and backward, in float32 with TF32, under "
-        f'`torch.compile(backend="tracefuse")`, from {days[0]} to {days[-1]}. Where each step waits for the one before it, '
-        f"{_means(alone)}. {len(in_a_row)} of them were timed as a loop runs them too, five steps in a row: there "
+        f'`torch.compile(backend="tracefuse")`, {when}. Where each step waits for the one before it, '
+        f"{_means(alone)}. {timed} were timed as a loop runs them too, five steps in a row: there "
         f"{_means(in_a_row)} ({source})."
     )
 
@@ -46,11 +50,33 @@ def _over_ours(times: dict[str, dict[str, float]], column: str) -> dict[str, flo
     return {name: row[column] / row["ours"] for name, row in times.items() if column in row and "ours" in row}
 
 
+def _geometric(ratios: Collection[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
 def _mean(column: str, times: dict[str, dict[str, float]]) -> str:
     ratios = list(_over_ours(times, column).values())
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    mean = _geometric(ratios)
     slower = sum(ratio * ALIKE < 1 for ratio in ratios)
     return f"{column} takes {mean:.2f} times as long in the geometric mean, and is faster in {slower} of {len(ratios)}"
+
+
+@said("convolutions.py", "convolutions")
+def convolutions(found: Data, source: str) -> str:
+    """What channels-last and cuDNN's search save convolutions, and by name those that the search makes much faster."""
+    guessed, last, sought = (
+        {name: sum(one[column].values()) for name, one in found["ms"].items()}
+        for column in ("channel by channel, heuristics", "channels-last, heuristics", "channel by channel, search")
+    )
+    gains = {name: guessed[name] / ms for name, ms in sought.items()}
+    most = sorted((name for name in gains if gains[name] > MUCH), key=gains.__getitem__, reverse=True)
+    named = ", ".join(f"`{name}` ({gains[name]:.1f} times)" for name in most) or "none"
+    in_last, in_search = _geometric([guessed[name] / ms for name, ms in last.items()]), _geometric(gains.values())
+    return (
+        f"{len(gains)} convolutions were timed alone, with both gradients. In channels-last order they are {in_last:.2f} times "
+        f"as fast in the geometric mean, and with the algorithms that cuDNN's search finds {in_search:.2f} times; more than "
+        f"{MUCH} times as fast with these are {named} ({source})."
+    )
 
 
 @said("forecasts.py", "forecasts")
@@ -116,6 +142,7 @@ def _mended(row: Data) -> tuple[str, ...]:
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "fusions": fusions,
+    "convolutions": convolutions,
     "forecasts": forecasts,
     "fixes": fixes,
     "mended_scripts": mended_scripts,

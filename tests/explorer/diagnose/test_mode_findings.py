@@ -63,6 +63,39 @@ def test_cudnn_matters_where_there_are_convolutions(setting: str, name: str, sev
     assert not modes(known(case(capture), environment={setting.replace("_", " "): "off"}))
 
 
+def measured_in(times: dict[str, float]) -> Case:
+    """Two convolutions on a GPU, the backward of one of which takes so much longer than it needs as `times` say."""
+    first, second, x = nn.Conv3d(3, 24, 3), nn.Conv3d(24, 24, 3), torch.randn(2, 3, 12, 24, 24)
+    of = on_hopper(tracefuse.capture(lambda: second(first(x)).sum().backward()), cudnn_benchmark="off")
+    us = {node.name: 5.0 for node in of.trace.ops if does_work(node)}
+    for name, one in times.items():
+        us[name] = one
+    return replace(of, times=OpTimes(us, "measured on a GPU"))
+
+
+def test_a_convolution_that_takes_far_longer_than_it_needs_has_a_bad_algorithm() -> None:
+    names = [n.name for n in measured_in({}).trace.ops if n.target is torch.ops.aten.convolution_backward.default]
+    (fair,) = found("cudnn-benchmark-off", measured_in({}))
+    assert (fair.severity, fair.worth_us) == ("low", None)
+    (slow,) = found("cudnn-benchmark-off", measured_in({names[0]: 9000.0}))
+    assert slow.title == "cuDNN guessed a slow algorithm for 1 of 4 convolutions"
+    assert (slow.severity, slow.worth_us, slow.kind) == ("high", 4500.0, "predicted")
+    assert slow.values == (names[0],)
+    assert "before the first step" in slow.fix
+
+
+def test_nothing_is_said_of_algorithms_where_nothing_was_measured_or_channels_are_apart() -> None:
+    (name,) = (n.name for n in convolution().trace.ops if n.target is torch.ops.aten.convolution_backward.default)
+    of = on_hopper(convolution(), cudnn_benchmark="off")
+    (finding,) = found("cudnn-benchmark-off", replace(of, times=OpTimes({name: 9000.0}, "modelled")))
+    assert finding.worth_us is None
+    apart, x = nn.Conv2d(8, 8, 7, groups=8), torch.randn(2, 8, 16, 16)
+    depthwise = on_hopper(tracefuse.capture(lambda: apart(x).sum().backward()), cudnn_benchmark="off")
+    us = {node.name: 9000.0 for node in depthwise.trace.ops if does_work(node)}
+    (finding,) = found("cudnn-benchmark-off", replace(depthwise, times=OpTimes(us, "measured on a GPU")))
+    assert finding.worth_us is None
+
+
 # --- TF32 -------------------------------------------------------------------------------------------------------------
 
 
