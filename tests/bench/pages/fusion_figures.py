@@ -73,9 +73,9 @@ def convolutions(found: Data, source: str) -> str:
     named = ", ".join(f"`{name}` ({gains[name]:.1f} times)" for name in most) or "none"
     in_last, in_search = _geometric([guessed[name] / ms for name, ms in last.items()]), _geometric(gains.values())
     return (
-        f"{len(gains)} convolutions were timed alone, with both gradients. In channels-last order they are {in_last:.2f} times "
-        f"as fast in the geometric mean, and with the algorithms that cuDNN's search finds {in_search:.2f} times; more than "
-        f"{MUCH} times as fast with these are {named} ({source})."
+        f"{len(gains)} convolutions were timed alone, with both gradients. In channels-last order they are {in_last:.2f} "
+        f"times as fast in the geometric mean, and with the algorithms that cuDNN's search finds {in_search:.2f} times; more "
+        f"than {MUCH} times as fast with these are {named} ({source})."
     )
 
 
