@@ -34,9 +34,8 @@ class AsRead:
     kernels: dict[str, Kernel]
     _taken: set[fx.Node] = field(default_factory=set)  # what a kernel takes as it is
     _held: set[fx.Node] = field(default_factory=set)
-    _shared: set[fx.Node] = field(
-        default_factory=set
-    )  # what several pieces compute, one of which may yet be left to ATen
+    # What several pieces compute, one of which may yet be left to ATen; so is all of a piece that was cut.
+    _shared: set[fx.Node] = field(default_factory=set)
     _known: dict[Hashable, Kernel | None] = field(default_factory=dict)
 
     def pieces(self, pieces: Sequence[Piece]) -> list[Piece]:
