@@ -128,13 +128,13 @@ launch_fused_add_native_layer_norm_75e4b5_kernel = launcher(
 def fused_add_native_layer_norm_75e4b5(x, residual, weight, bias):
     if not x.is_cuda and isinstance(fused_add_native_layer_norm_75e4b5_kernel, triton.JITFunction):
         return fused_add_native_layer_norm_75e4b5_reference(x, residual, weight, bias)
-    if x.stride() != (768, 1):
+    if not x.is_contiguous():
         x = torch.empty_strided(x.shape, (768, 1), dtype=x.dtype, device=x.device).copy_(x)
-    if residual.stride() != (768, 1):
+    if not residual.is_contiguous():
         residual = torch.empty_strided(residual.shape, (768, 1), dtype=residual.dtype, device=residual.device).copy_(residual)
-    if weight.stride() != (1,):
+    if not weight.is_contiguous():
         weight = torch.empty_strided(weight.shape, (1,), dtype=weight.dtype, device=weight.device).copy_(weight)
-    if bias.stride() != (1,):
+    if not bias.is_contiguous():
         bias = torch.empty_strided(bias.shape, (1,), dtype=bias.dtype, device=bias.device).copy_(bias)
     add = empty((8192, 768), (768, 1), torch.bfloat16, x)
     normed = empty((8192, 768), (768, 1), torch.bfloat16, x)

@@ -146,9 +146,9 @@ launch_fused_cos_to_copy_mul_add_fff991_kernel = launcher(
 def fused_cos_to_copy_mul_add_fff991(t, freqs):
     if not t.is_cuda and isinstance(fused_cos_to_copy_mul_add_fff991_kernel, triton.JITFunction):
         return fused_cos_to_copy_mul_add_fff991_reference(t, freqs)
-    if t.stride() != (40960, 4096, 128, 1):
+    if not t.is_contiguous():
         t = torch.empty_strided(t.shape, (40960, 4096, 128, 1), dtype=t.dtype, device=t.device).copy_(t)
-    if freqs.stride() != (128, 128, 128, 1):
+    if not freqs.is_contiguous():
         freqs = torch.empty_strided(freqs.shape, (128, 128, 128, 1), dtype=freqs.dtype, device=freqs.device).copy_(freqs)
     cat_1 = empty((4096, 10, 32, 128), (40960, 4096, 128, 1), torch.bfloat16, t)
     launch_fused_cos_to_copy_mul_add_fff991_kernel(40960, t, freqs, cat_1)

@@ -91,13 +91,13 @@ def test_every_pass_changes_the_shown_trace(root: Locator, name: str) -> None:
     assert code(root) == before
 
 
-def test_freezing_by_pattern_shortens_the_backward(root: Locator) -> None:
-    before = code(root)
+def test_freezing_by_pattern_takes_ops_out_of_the_backward(root: Locator) -> None:
+    before = code(root).count(" = ")
     root.get_by_test_id("tf-freeze").fill("h.*, norm.*")
     root.get_by_test_id("tf-freeze").press("Enter")
     expect(root.get_by_test_id("tf-call")).to_have_text("c.optimize(freeze=('h.*', 'norm.*'))")
     settle(root)
-    assert len(code(root).splitlines()) < len(before.splitlines())
+    assert code(root).count(" = ") < before
 
 
 def test_a_pattern_that_matches_nothing_is_answered_where_it_was_asked(root: Locator) -> None:
