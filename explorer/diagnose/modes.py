@@ -36,7 +36,7 @@ _CUDNN: dict[str, tuple[str, Severity, str]] = {
         "first step (a process keeps what was guessed)",
     ),
 }
-SLOW, FASTER = 15, 2
+SLOW, FASTER = 40, 2
 """How often a convolution takes what its bytes and arithmetic do at best, so that cuDNN has guessed badly: on an H200 all such
 dense ones of `tests/bench/fusions/convolutions.py` have an algorithm that is at least so many times as fast."""
 SHORT_US = 200.0

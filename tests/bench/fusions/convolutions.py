@@ -90,7 +90,9 @@ def calls(one: Convolution, order: str, device: str) -> list[Callable[[], Any]]:
     def gradient(mask: list[bool]) -> Callable[[], Sequence[Tensor]]:
         return lambda: aten.convolution_backward(cotangent, images, weight, None, *one.options, mask)
 
-    forward = lambda: aten.convolution(images, weight, None, *one.options)  # noqa: E731
+    def forward() -> Tensor:
+        return aten.convolution(images, weight, None, *one.options)
+
     return [forward, gradient([True, False, False]), gradient([False, True, False])]
 
 
