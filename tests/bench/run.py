@@ -66,6 +66,7 @@ BENCHES = {
     "fusions": Bench("fusions/fusions.py", check=True, limit_s=3600),
     "convolutions": Bench("fusions/convolutions.py"),
     "fusion_nets": Bench("fusions/fusions.py", ("--part", "nets"), check=True, limit_s=2400),
+    "fusion_models": Bench("fusions/fusions.py", ("--part", "models"), check=True, limit_s=3600),
     "peers": Bench("trust/peers.py"),
     "aa": Bench("trust/aa.py", check=True),
     "injected_causes": Bench("trust/injected_causes.py", check=True),

@@ -141,11 +141,22 @@ def test_fusions_of_whole_nets(tmp_path: Path) -> None:
     assert "does not hold: nothing" in printed
 
 
+def test_fusions_of_models_that_people_train(tmp_path: Path) -> None:
+    flags = ("--part", "models", "--budget", "0.2", "--check", "--only", "LoRA")
+    found, printed = run("fusions/fusions.py", tmp_path, *flags)
+    (row,) = found["programs"].values()
+    assert row["is_bf16"]
+    assert set(row["columns"]) == {"eager", "ours"}
+    assert "does not hold: nothing" in printed
+
+
 def test_there_are_enough_fusion_programs_of_every_kind() -> None:
     sys.path.append(str(BENCH / "fusions"))
     from chains import PROGRAMS, TEXTS
     from nets import NETS
+    from trained import TRAINED
 
+    assert len(TRAINED) == 8
     assert len(PROGRAMS) == len(TEXTS.strip().splitlines()) >= 100
     assert len(NETS) == 10
     kinds = Counter(program.kind for program in PROGRAMS.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,16 @@ class Work:
     model: nn.Module
     x: Tensor
     autocast: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model is in; its results have its precision, or that of autocast."""
+        return next(self.model.parameters()).dtype
+
+    def double(self) -> Work:
+        """The same in float64, without autocast."""
+        x = self.x.detach()
+        return Work(copy.deepcopy(self.model).double(), x.double().requires_grad_() if x.is_floating_point() else x)
 
 
 class Column:
@@ -85,14 +96,12 @@ def fresh() -> Iterator[None]:
 
 def differences(work: Work, names: tuple[str, ...]) -> dict[str, float]:
     """By column the largest distance of a value from the same step in float64, over the largest element of that value."""
-    exact = Column(
-        "eager", Work(copy.deepcopy(work.model).double(), work.x.detach().double().requires_grad_())
-    ).values()
+    exact = Column("eager", work.double()).values()
     # The bias before a batch norm has no gradient but rounding: it is held against the others.
     least = 0.1 * max(value.abs().max().item() for key, value in exact.items() if "gradient" in key)
     found = {}
     for name in names:
-        mine = Column(name, Work(work.model, work.x.detach().requires_grad_(), work.autocast)).values()
+        mine = Column(name, work).values()
         found[name] = max(_distance(mine[key], exact[key], least) for key in exact)
     return found
 
@@ -110,6 +119,7 @@ def timed(work: Work, names: tuple[str, ...], budget_s: float) -> dict[str, dict
     device = work.x.device.type
     clock, found, columns = clock_of(device), dict[str, dict[str, Any]](), dict[str, Column]()
     for name in names:
+        before = _held(device)
         try:
             columns[name] = column = Column(name, work)
             start_s = time.perf_counter()
@@ -117,6 +127,8 @@ def timed(work: Work, names: tuple[str, ...], budget_s: float) -> dict[str, dict
             clock.wait()
             found[name] = {"first_step_s": time.perf_counter() - start_s}
             column.step()
+            column.step()
+            found[name] |= _added(column, before)
         except Exception as error:
             columns.pop(name, None)
             found[name] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
@@ -126,7 +138,6 @@ def timed(work: Work, names: tuple[str, ...], budget_s: float) -> dict[str, dict
     for name, ms in times.items():
         found[name] |= {"least_ms": min(ms), "median_ms": statistics.median(ms), "rounds": len(ms)}
         found[name]["row_ms"] = in_a_row_ms[name]
-        found[name]["peak_nbytes"] = _peak(columns[name]) if device == "cuda" else None
     for name in _worth_a_look(found):
         found[name]["kernels"] = kernels_of(columns[name])
     return found
@@ -149,12 +160,27 @@ def rounds(steps: Mapping[str, Callable[[], Any]], clock: Any, budget_s: float) 
     return times
 
 
-def _peak(column: Column) -> int:
+def _held(device: str) -> tuple[int, int]:
+    """The bytes of tensors that are alive, and those that the allocator holds for them and for graphs; (0, 0) on a CPU."""
+    if device != "cuda":
+        return 0, 0
+    gc.collect()
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+def _added(column: Column, before: tuple[int, int]) -> dict[str, int]:
+    """What a column adds to what was held `before` it, its model and gradients included: the most bytes of tensors alive in
+    a step, and the most that the allocator held. Of a graph, whose memory is no tensor's, the latter tells. None on a CPU."""
+    if not column.x.is_cuda:
+        return {}
+    _held("cuda")
     torch.cuda.reset_peak_memory_stats()
     column.step()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
+    alive, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {"added_nbytes": alive - before[0], "held_nbytes": held - before[1]}
 
 
 def _worth_a_look(found: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -3,14 +3,16 @@
     python tests/bench/fusions/fusions.py --out fusions.json --seconds 280       again and again, until all are there
     python tests/bench/fusions/fusions.py --out fusions.json --processes 14      with many cores: tiny sizes at once, first
     python tests/bench/fusions/fusions.py --part nets --out fusion_nets.json
+    python tests/bench/fusions/fusions.py --part models --out fusion_models.json
     python tests/bench/fusions/fusions.py --small --check --only mish            tiny sizes, on a CPU too
 
 A program (`chains.py`) is a convolution or a matmul with norms, activations, pools and reductions behind it, in float32 with
 TF32. Each runs as it is, under `torch.compile(model)` and under `torch.compile(model, backend="tracefuse")`; nets (`nets.py`)
-also as CUDA graphs, of torch's and ours. A time is the least of up to 12 rounds. Every program is first run at tiny sizes,
-where all columns are held against float64; with `--processes` all of them are, in so many processes at once, before anything
-is timed. The JSON is written after each program, and a later call with the same file goes on behind it, on the same GPU with
-the same versions; a program that was slower by more than 2 % has the kernels of both.
+and models that people train (`trained.py`) also as CUDA graphs, of torch's and ours. A time is the least of up to 12 rounds.
+Every program is first run at tiny sizes, where all columns are held against float64; with `--processes` all of them are, in
+so many processes at once, before anything is timed. The JSON is written after each program, and a later call with the same
+file goes on behind it, on the same GPU with the same versions; a program that was slower by more than 2 % has the kernels of
+both.
 
 With `--check` the status is 1 where a column failed, or was farther from float64 than `MOST_OFF` and twice as far as eager,
 or where, on a GPU, a program is slower than eager by more than 2 %.
@@ -34,19 +36,19 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 from chains import PROGRAMS
 from columns import LOSS, Work, differences, fresh, timed
-from nets import NETS
+from nets import NETS, Net
 from results import environment, parser, write
 
 from tracefuse.text import aligned
 
 COLUMNS = {
     "programs": ("eager", "torch.compile", "ours"),
-    "nets": ("eager", "torch.compile", "reduce-overhead", "ours", "ours, graph"),
+    **dict.fromkeys(("nets", "models"), ("eager", "torch.compile", "reduce-overhead", "ours", "ours, graph")),
 }
 ON_A_CPU = ("eager", "ours")
 """Inductor takes minutes for all programs on a CPU and says nothing of a GPU."""
 MOST_OFF = {False: 1e-4, True: 5e-2}
-"""From float64 at tiny sizes, over a value's largest element: in float32 without TF32, and under bf16 autocast."""
+"""From float64 at tiny sizes, over a value's largest element: float32 without TF32, and bf16, by autocast or not."""
 OF_EAGERS = 2.0
 """Times eager's own distance that a column may have: batch norm of two images in bf16 is far from float64 in eager too."""
 FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
@@ -88,7 +90,13 @@ def main() -> None:
 
 def works(part: str) -> Mapping[str, Callable[[bool, str], Work]]:
     """By name what makes a program on a device, small or not."""
-    return {name: chain_of(name) for name in PROGRAMS} if part == "programs" else {name: net_of(name) for name in NETS}
+    if part == "programs":
+        return {name: chain_of(name) for name in PROGRAMS}
+    if part == "nets":
+        return {name: net_of(net) for name, net in NETS.items()}
+    from trained import TRAINED  # of packages that the other parts do without
+
+    return {name: net_of(net) for name, net in TRAINED.items()}
 
 
 def chain_of(name: str) -> Callable[[bool, str], Work]:
@@ -101,14 +109,18 @@ def chain_of(name: str) -> Callable[[bool, str], Work]:
     return made
 
 
-def net_of(name: str) -> Callable[[bool, str], Work]:
+def net_of(net: Net) -> Callable[[bool, str], Work]:
     def made(small: bool, device: str) -> Work:
-        net = NETS[name]
         torch.manual_seed(0)
         generator = torch.Generator().manual_seed(2)
-        x = torch.randn(net.small if small else net.shape, generator=generator)
+        shape = net.small if small else net.shape
+        model = net.made(small).to(net.dtype)
+        if net.vocabulary is not None:
+            tokens = torch.randint(net.vocabulary[small], shape, generator=generator)
+            return Work(model.to(device), tokens.to(device), net.autocast)
+        x = torch.randn(shape, generator=generator, dtype=net.dtype)
         to = {"memory_format": FORMATS[net.channels_last]} if x.dim() == 4 else {}
-        return Work(net.made(small).to(device, **to), x.to(device, **to).requires_grad_(), net.autocast)
+        return Work(model.to(device, **to), x.to(device, **to).requires_grad_(), net.autocast)
 
     return made
 
@@ -159,7 +171,8 @@ def measured(
         found = timed(work, columns_on(part, device), budget_s / 10 if small else budget_s)
     if device == "cuda":
         torch.cuda.empty_cache()
-    return {"off": off, "autocast": work.autocast, "columns": found, "date": environment(device)["date"]}
+    is_bf16 = work.autocast or work.dtype == torch.bfloat16
+    return {"off": off, "is_bf16": is_bf16, "columns": found, "date": environment(device)["date"]}
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------
@@ -219,7 +232,7 @@ def problems(rows: Mapping[str, Mapping[str, Any]], device: str) -> list[str]:
     found = []
     for name, row in rows.items():
         found += [f"{name}: {column} failed" for column, one in row["columns"].items() if "failed" in one]
-        bound = max(MOST_OFF[row["autocast"]], OF_EAGERS * row["off"]["eager"])
+        bound = max(MOST_OFF[row["is_bf16"]], OF_EAGERS * row["off"]["eager"])
         found += [f"{name}: {column} is off by {off:.2g}" for column, off in row["off"].items() if not off <= bound]
     if device == "cuda":
         ratios = ratios_of(rows, "eager")

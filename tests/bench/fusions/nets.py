@@ -17,13 +17,16 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Net:
-    """A net as it is timed: what makes it, its input's shape in full and small, and whether it runs under bf16 autocast."""
+    """A net as it is timed: what makes it, its input's shape in full and small, and whether it runs under bf16 autocast. A
+    net of tokens has the size of its `vocabulary`, in full and small."""
 
     made: Callable[[bool], nn.Module]
     shape: tuple[int, ...]
     small: tuple[int, ...]
     channels_last: bool = False
     autocast: bool = False
+    dtype: torch.dtype = torch.float32
+    vocabulary: tuple[int, int] | None = None
 
 
 def conv(
