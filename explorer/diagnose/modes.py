@@ -11,12 +11,11 @@ from torch import fx
 from tracefuse.device.target import chosen, float32_rates
 from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import line_saying
-from tracefuse.measure.op_times import roofline_of
 from tracefuse.measure.peaks import known_peaks
-from tracefuse.optimizers.costs.convolutions import is_depthwise
 from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
-from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import is_on_gpu, line_of, val
+from tracefuse.optimizers.costs.datasheets import datasheet_of
+from tracefuse.optimizers.ops import arguments, does_work
+from tracefuse.optimizers.trace import HALVES, is_on_gpu, line_of, val
 from tracefuse.tables.folding import work
 from tracefuse.text import counted, share_text, time_text
 
@@ -55,6 +54,8 @@ def modes_that_slow(case: Case) -> Iterator[Finding]:
         [n for n in case.trace.ops if does_work(n) and work(n) == "convolution"] if is_on_gpu(case.trace) else []
     )
     for name, (value, severity, remedy) in _CUDNN.items():
+        if name == "cudnn benchmark" and known.get("cudnn") == "off":
+            continue  # it guesses nothing
         if convolutions and known.get(name) == value:
             slow = _guessed_badly(case, convolutions) if name == "cudnn benchmark" else []
             if slow:
@@ -64,18 +65,36 @@ def modes_that_slow(case: Case) -> Iterator[Finding]:
 
 
 def _guessed_badly(case: Case, convolutions: Sequence[fx.Node]) -> list[fx.Node]:
-    """The convolutions that were measured to take far longer than they need. Depthwise ones have no fast algorithm."""
-    if not case.times.is_measured:
+    """The convolutions that were measured to take far longer than they need on the GPU that ran them, where its rates are
+    known: of those that tensor cores run, since others have no fast algorithm."""
+    peaks = _ran_with(case)
+    if not case.times.is_measured or peaks is None:
         return []
-    peaks = roofline_of(case.trace)
-    dense = [n for n in convolutions if not is_depthwise(n) and n.name not in case.times.predicted]
+    dense = [n for n in convolutions if _has_tensor_cores(n, case) and n.name not in case.times.predicted]
     long = [node for node in dense if case.us([node]) > SHORT_US]
     return [node for node in long if case.us([node]) > SLOW * 1e6 * roofline_seconds(node, peaks)]
 
 
+def _has_tensor_cores(convolution: fx.Node, case: Case) -> bool:
+    """Whether it mixes all channels in a dtype of tensor cores."""
+    x = val(arguments(convolution)["input"])
+    is_fast = x.dtype in HALVES or (x.dtype is torch.float32 and case.program.convolutions["tf32"])
+    return is_fast and arguments(convolution)["groups"] == 1
+
+
+def _ran_with(case: Case) -> Peaks | None:
+    """The rates of the GPU on which the program ran: as they were measured there, else by its datasheet."""
+    device, tf32 = case.program.environment.get("device", ""), case.program.convolutions["tf32"]
+    found = known_peaks("cuda")
+    if found is not None and device == torch.cuda.get_device_name():
+        return found.roofline(case.program.tf32, tf32)
+    return datasheet_of(device, case.program.tf32, tf32)
+
+
 def _guessed(case: Case, slow: Sequence[fx.Node], count: int, remedy: str) -> Iterator[Finding]:
-    us, slowest = case.us(slow), max(slow, key=lambda node: case.us([node]))
-    times = case.us([slowest]) / (1e6 * roofline_seconds(slowest, roofline_of(case.trace)))
+    us, slowest, peaks = case.us(slow), max(slow, key=lambda node: case.us([node])), _ran_with(case)
+    assert peaks is not None
+    times = case.us([slowest]) / (1e6 * roofline_seconds(slowest, peaks))
     spared = us * (1 - 1 / FASTER)
     yield from case.finding(
         _IDS["cudnn benchmark"],

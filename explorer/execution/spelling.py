@@ -19,6 +19,7 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.casts import AHEAD
 from tracefuse.optimizers.kernels.lists import overwritten
+from tracefuse.optimizers.ops import is_returned
 from tracefuse.optimizers.render import literal, render_op
 from tracefuse.optimizers.trace import Trace, nbytes, val
 
@@ -82,6 +83,8 @@ def _call(node: fx.Node) -> str | None:
         return f"torch.{FUNCTIONS[target]}({', '.join([*operands, *named])})"
     if target in METHODS and not named:
         return f"{operands[0]}.{METHODS[target]}({', '.join(operands[1:])})"
+    if target is aten._unsafe_view.default and is_returned(node):
+        return None  # autograd counts what it yields anew, so that it may be written in place
     if target in SPREAD and not named and len(node.args) == 2 and node.args[1]:
         return f"{operands[0]}.{SPREAD[target]}({', '.join(map(literal, node.args[1]))})"  # type: ignore[arg-type]
     if target is aten._to_copy.default and "dtype" in node.kwargs and node.kwargs.keys() <= _CAST:

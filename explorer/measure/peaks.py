@@ -66,7 +66,7 @@ class DevicePeaks:
         rates.pop("fp32" if tf32 and "tf32" in rates else "tf32", None)
         by_dtype = tuple((DTYPES[name], rate) for name, rate in rates.items())
         source = f"measured peaks of {self.device.removeprefix('measured on ')}"
-        return Peaks(self.bytes_per_s.high, max(rates.values()), source, by_dtype, convolved)
+        return Peaks(self.bytes_per_s.high, max(rates.values()), source, by_dtype, convolved, convolutions)
 
     def __str__(self) -> str:
         rows = [("copy, read and written", _interval(self.bytes_per_s, 1e9), "GB/s")]

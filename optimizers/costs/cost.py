@@ -33,7 +33,8 @@ class Peaks:
     """What a device can do at best: memory `bytes_per_s` and arithmetic `flops_per_s`; `source` says who claims it.
 
     `by_dtype` has the arithmetic of those dtypes whose rate is known apart, as pairs, and `convolutions` that of convolutions
-    in float32, which torch gives to the tensor cores by a setting of their own.
+    in float32, which torch gives to the tensor cores by a setting of their own; `copies_float32` says whether it does, so that
+    cuDNN copies their images.
     """
 
     bytes_per_s: float
@@ -41,6 +42,7 @@ class Peaks:
     source: str
     by_dtype: tuple[tuple[torch.dtype, float], ...] = ()
     convolutions: float | None = None
+    copies_float32: bool = True
 
     def knows(self, dtype: torch.dtype | None) -> bool:
         """Whether matmuls of `dtype` were measured; where no dtype was by itself, the one rate stands for all."""
@@ -281,6 +283,7 @@ def roofline_seconds(node: fx.Node, peaks: Peaks) -> float:
     Source: Williams, Waterman and Patterson, "Roofline", 2009.
     """
     moved, copied, work, dtype, is_slow = _work(node)
+    copied = copied if peaks.copies_float32 or dtype is not torch.float32 else 0
     compute_s = work / peaks.flops_rate(dtype, is_convolution(node)) if work else 0.0
     return (
         max(moved / peaks.bytes_per_s, compute_s / UNALIGNED_SHARE if is_slow else compute_s)

@@ -45,7 +45,8 @@ class DataSheet:
         `convolutions` they convolve it, as torch allows by default."""
         rates = ((torch.float32, self.tf32 if tf32 else self.fp32), (torch.float64, self.fp64))
         halves = ((torch.bfloat16, self.bf16), (torch.float16, self.bf16))
-        return Peaks(self.bytes_per_s, self.bf16, self.source, halves + rates, self.tf32 if convolutions else self.fp32)
+        convolved = self.tf32 if convolutions else self.fp32
+        return Peaks(self.bytes_per_s, self.bf16, self.source, halves + rates, convolved, convolutions)
 
 
 TARGETS = {

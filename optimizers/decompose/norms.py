@@ -33,7 +33,7 @@ from tracefuse.optimizers.kernels.fusible import has_fusible_neighbour
 from tracefuse.optimizers.lowering.geometry import MAX_ROW
 from tracefuse.optimizers.ops import arguments, aten, is_getitem
 from tracefuse.optimizers.rewrite import replace_value
-from tracefuse.optimizers.trace import call, shape_of, val
+from tracefuse.optimizers.trace import HALVES, call, shape_of, val
 
 Parts = dict[int, fx.Node]
 """What a norm's results become, by their place."""
@@ -134,6 +134,8 @@ def _reason(node: fx.Node) -> str | None:
         return "it has no elements of floating point"
     if node.target in BATCH_FORWARDS and not _trains(node) and _read(node) - {0}:
         return "it does not train, and its statistics are read"
+    if node.target in BATCH_FORWARDS and _read(node) & {1, 2} and val(node)[1].dtype in HALVES:
+        return "its statistics are read, which are float32, and halves by torch's fake tensors of a CPU"
     if _gains(node):
         return None
     return "no op beside it could join it: ATen's kernels move the same bytes"

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.convolutions import copied_images, is_convolution
@@ -181,7 +182,8 @@ def _seconds(op: fx.Node, within: set[fx.Node], peaks: Peaks) -> float:
 
 
 def _seconds_of(op: fx.Node, computed: set[int], peaks: Peaks) -> float:
-    copied = 2 * sum(tensor.nbytes for tensor in copied_images(op, computed))
+    is_copied = peaks.copies_float32 or operand_dtype(op) is not torch.float32
+    copied = 2 * sum(tensor.nbytes for tensor in copied_images(op, computed)) if is_copied else 0
     moved = bytes_read(op) + sum(output_nbytes(val(op)[i]) for i in computed)
     rate = peaks.flops_rate(operand_dtype(op), is_convolution(op))
     itself = max(moved / peaks.bytes_per_s, flops(op) * _flops_share(op, computed) / rate)

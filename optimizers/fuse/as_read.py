@@ -20,7 +20,7 @@ from tracefuse.optimizers.fuse.pieces import Piece
 from tracefuse.optimizers.kernels.kernel import Kernel, kernel_of
 from tracefuse.optimizers.kernels.overwriting import RESHAPING
 from tracefuse.optimizers.kernels.text import launches
-from tracefuse.optimizers.ops import frozen, is_returned, is_view
+from tracefuse.optimizers.ops import aten, frozen, is_returned, is_view
 from tracefuse.optimizers.trace import Output, val
 
 
@@ -93,11 +93,10 @@ def _behind(kernel: Kernel, views: Sequence[fx.Node | None], kernels: dict[str, 
     output, returned = body.graph.output_node(), list(body.returned)
     with body.graph.inserting_before(output):
         for at, view in enumerate(views):
-            if view is not None:
-                args = (returned[at], *view.args[1:])
-                made = body.graph.create_node(
-                    "call_function", view.target, args, view.kwargs, f"{returned[at].name}_as_read"
-                )
+            if view is not None:  # run as ATen's ops, the body is to yield no view: autograd refuses to write to that
+                args = returned[at], list(val(view).shape)
+                name = f"{returned[at].name}_as_read"
+                made = body.graph.create_node("call_function", aten._unsafe_view.default, args, {}, name)
                 made.meta.update(view.meta)
                 returned[at] = made
     output.args = (tuple(returned),)

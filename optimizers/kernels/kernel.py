@@ -83,7 +83,7 @@ class Kernel:
         values: dict[fx.Node, Any] = dict(zip(self.body.placeholders, inputs, strict=True))
         for node in self.body.ops:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            values[node] = _lying(node, node.target(*args, **kwargs))  # type: ignore[operator]
             for operand in node.all_input_nodes:
                 if list(operand.users)[-1] is node:
                     del values[operand]
@@ -168,6 +168,16 @@ def _body(ops: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[f
     graph.output(tuple(new[node] for node in outputs))
     signature = tuple(Input(new[node].name, "input", new[node].name) for node in inputs)
     return Trace(graph, signature, tuple(Output("result", new[node].name) for node in outputs), "kernel")
+
+
+def _lying(node: fx.Node, value: Any) -> Any:
+    """`value` as the body says that it lies."""
+    return value.new_empty_strided(value.shape, val(node).stride()).copy_(value) if is_turned_constant(node) else value
+
+
+def is_turned_constant(node: fx.Node) -> bool:
+    """Whether the op is a constant that does not lie row by row, being shaped like what does not: `full` fills rows."""
+    return node.target is aten.full.default and not val(node).is_contiguous()
 
 
 def _call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -21,7 +21,7 @@ from torch import fx
 
 from tracefuse.optimizers.costs.cost import touched_bytes
 from tracefuse.optimizers.kernels.functions import Buffer, Function, LoweredKernel, lower
-from tracefuse.optimizers.kernels.kernel import Kernel, orders_read, read_bytes
+from tracefuse.optimizers.kernels.kernel import Kernel, is_turned_constant, orders_read, read_bytes
 from tracefuse.optimizers.kernels.launch import LINE_LENGTH, bound_launch
 from tracefuse.optimizers.kernels.list_text import (
     FINISH_BLOCK,
@@ -39,7 +39,7 @@ from tracefuse.optimizers.kernels.long_sum import BLOCK, NUM_WARPS, LongSum, sum
 from tracefuse.optimizers.lowering.indexing import row_major
 from tracefuse.optimizers.lowering.layouts import BLOCK_NAMES, GUESS, Tuning
 from tracefuse.optimizers.ops import is_getitem
-from tracefuse.optimizers.render import render_op
+from tracefuse.optimizers.render import literal, render_op
 from tracefuse.optimizers.trace import human_bytes, nbytes, tensor_type, val
 
 
@@ -199,10 +199,19 @@ def _reference(kernel: Kernel, name: str, more: Sequence[str] = ()) -> str:
     body = kernel.body
     return "\n".join([
         f"def {name}({', '.join([*(p.name for p in body.placeholders), *more])}):",
-        *(f"    {render_op(node)}" for node in body.ops),
+        *(f"    {_filled(node) or render_op(node)}" for node in body.ops),
         f"    return {', '.join(n.name for n in body.returned)}",
         "",
     ])  # fmt: skip
+
+
+def _filled(node: fx.Node) -> str | None:
+    """The line of a constant that does not lie row by row, as that which it is shaped like does not; None for all others."""
+    if not is_turned_constant(node):
+        return None
+    made = val(node)
+    where = f"dtype={made.dtype}, device={literal(made.device)}"
+    return f"{node.name} = torch.empty_strided({tuple(made.shape)}, {made.stride()}, {where}).fill_({literal(node.args[1])})"
 
 
 def _launcher(kernel: Kernel, program: LoweredKernel) -> str:

@@ -384,3 +384,27 @@ def test_a_kernel_that_writes_over_an_operand_runs_in_a_graph() -> None:
                 torch.testing.assert_close(compiled(x), model(x))
     (graph,) = tracefuse.compiled(model)
     assert "over=" in graph.optimize().source
+
+
+def test_a_batch_norm_under_autocast_on_a_cpu_keeps_its_statistics() -> None:
+    """Fake tensors say that they are halves, and the operator yields float32."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x).relu() + self.norm(self.conv(x))
+
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(2, 3, 8, 8)
+    gradients = []
+    for run in (model, torch.compile(model, backend="tracefuse")):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            result = run(x)
+        result.float().square().mean().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for eager, ours in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2)

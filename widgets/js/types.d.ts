@@ -540,7 +540,7 @@ interface Model {
 /**
  * Choices of passes, of what is pinned and of the clock are answered by a custom message { type: "answered", to }. Before the
  * trait `payload` has what another configuration comes to, its numbers come in a message { type: "numbers", numbers }: a
- * `Payload` with `late`, and without what takes longer and nothing on show reads.
+ * `Payload` with `late`, and without what takes longer and nothing on show reads; null takes them back.
  */
 type Message =
   /** Asks for nothing: sending it fails where the kernel is gone. */

@@ -138,11 +138,16 @@ class Keeping(Boarding):
         return self.measured.payload(variant, self.baseline, self.name)
 
     def _in_two(self, variant: Variant) -> dict[str, Any]:
-        """The payload of another variant of the capture, of which the view has the numbers before the rest is made."""
+        """The payload of another variant of the capture, of which the view has the numbers before the rest is made; where that
+        fails, they are taken back."""
         late = late_parts(self.tab, self.selected)
         numbers, rest = self.measured.in_two(variant, self.baseline, self.name, late)
         self.send({"type": "numbers", "numbers": numbers | {"late": late_tabs(late)}})
-        return numbers | rest()
+        try:
+            return numbers | rest()
+        except BaseException:
+            self.send({"type": "numbers", "numbers": None})
+            raise
 
     def _begin_keeping(self) -> None:
         """Called before the widget is made."""

@@ -66,7 +66,9 @@ def test_cudnn_matters_where_there_are_convolutions(setting: str, name: str, sev
 def measured_in(times: dict[str, float]) -> Case:
     """Two convolutions on a GPU, the backward of one of which takes so much longer than it needs as `times` say."""
     first, second, x = nn.Conv3d(3, 24, 3), nn.Conv3d(24, 24, 3), torch.randn(2, 3, 12, 24, 24)
-    of = on_hopper(tracefuse.capture(lambda: second(first(x)).sum().backward()), cudnn_benchmark="off")
+    of = on_hopper(
+        tracefuse.capture(lambda: second(first(x)).sum().backward()), cudnn_benchmark="off", device="NVIDIA H200"
+    )
     us = {node.name: 5.0 for node in of.trace.ops if does_work(node)}
     for name, one in times.items():
         us[name] = one
@@ -90,10 +92,22 @@ def test_nothing_is_said_of_algorithms_where_nothing_was_measured_or_channels_ar
     (finding,) = found("cudnn-benchmark-off", replace(of, times=OpTimes({name: 9000.0}, "modelled")))
     assert finding.worth_us is None
     apart, x = nn.Conv2d(8, 8, 7, groups=8), torch.randn(2, 8, 16, 16)
-    depthwise = on_hopper(tracefuse.capture(lambda: apart(x).sum().backward()), cudnn_benchmark="off")
+    depthwise = on_hopper(
+        tracefuse.capture(lambda: apart(x).sum().backward()), cudnn_benchmark="off", device="NVIDIA H200"
+    )
     us = {node.name: 9000.0 for node in depthwise.trace.ops if does_work(node)}
     (finding,) = found("cudnn-benchmark-off", replace(depthwise, times=OpTimes(us, "measured on a GPU")))
     assert finding.worth_us is None
+
+
+def test_nothing_is_said_of_algorithms_on_a_gpu_that_is_not_known_nor_where_cudnn_ran_none() -> None:
+    (name, *_) = [n.name for n in measured_in({}).trace.ops if n.target is torch.ops.aten.convolution_backward.default]
+    slow = measured_in({name: 9000.0})
+    elsewhere = known(slow, environment={**slow.program.environment, "device": "NVIDIA Sole"})
+    (finding,) = found("cudnn-benchmark-off", elsewhere)
+    assert finding.worth_us is None
+    off = known(slow, environment={**slow.program.environment, "cudnn": "off"})
+    assert not found("cudnn-benchmark-off", off)
 
 
 # --- TF32 -------------------------------------------------------------------------------------------------------------

@@ -108,6 +108,17 @@ def test_the_text_calls_the_operator(target, args, kwargs) -> None:
         assert torch.equal(mine, theirs)
 
 
+def test_what_is_returned_is_counted_anew() -> None:
+    """A result that is a view may not be written in place where autograd goes through what was called."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    inner = graph.call_function(aten._unsafe_view.default, (x, [2, 6]))
+    result = graph.call_function(aten._unsafe_view.default, (inner, [3, 4]))
+    graph.output((result,))
+    assert spelled(inner).endswith("x.view(2, 6)")
+    assert "_unsafe_view" in spelled(result)
+
+
 def test_every_row_is_tried() -> None:
     assert {*METHODS, *SPREAD, *FUNCTIONS} <= {one.values[0] for one in CASES}  # type: ignore[attr-defined]
 

@@ -914,3 +914,34 @@ def test_options_of_weights_that_the_optimizer_is_the_first_to_read_are_followed
     loop.opt.param_groups[0]["weight_decay"] = 0.5
     with pytest.raises(ValueError, match=r"\['weight_decay'\] is 0.5, and the step was captured with 0.01"):
         step(*data[4])
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("kind", [optim.Adam, optim.AdamW, optim.Adamax, optim.Adagrad, optim.RMSprop])
+def test_a_parameter_without_dimensions_is_updated_as_eager_does(kind: Any, foreach: bool) -> None:
+    """A number as a tensor would widen it, as it does nothing else."""
+
+    def made() -> tuple[nn.Module, optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        model.scale = nn.Parameter(torch.tensor(0.3))
+        return model, kind(model.parameters(), lr=1e-2, foreach=foreach)
+
+    def trained(model: nn.Module, optimizer: optim.Optimizer, x: Tensor) -> None:
+        loss = (model.scale.exp() * model(x)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    data = [torch.randn(4, 6) for _ in range(8)]
+    (ours, optimizer), (theirs, other) = made(), made()
+    with tracefuse.capture_step(n=3) as c:
+        for x in data[:5]:
+            trained(ours, optimizer, x)
+    step = c.optimize().compile()
+    for x in data[5:]:
+        step(x)
+    for x in data:
+        trained(theirs, other, x)
+    for mine, one in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, one, rtol=1e-6, atol=1e-7)

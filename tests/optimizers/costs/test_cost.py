@@ -25,6 +25,7 @@ from tracefuse.optimizers.costs.cost import (
     roofline_seconds,
     touched_bytes,
 )
+from tracefuse.optimizers.costs.datasheets import TARGETS
 
 aten = torch.ops.aten
 
@@ -210,3 +211,12 @@ def test_what_is_copied_around_a_convolution_comes_on_top_of_its_arithmetic(memo
     assert copied_bytes(node) == copied
     slow = Peaks(1e9, 1e6, "slow arithmetic")
     assert roofline_seconds(node, slow) == pytest.approx(flops(node) / 1e6 + 2 * copied / 1e9)
+
+
+def test_nothing_is_copied_around_a_convolution_that_tensor_cores_do_not_run() -> None:
+    model, x = nn.Conv2d(16, 16, 3, padding=1), torch.randn(8, 16, 32, 32)
+    (node,) = (n for n in tracefuse.capture(lambda: model(x)).trace.ops if n.target is aten.convolution.default)
+    with_tf32, without = (TARGETS["H100"].peaks(tf32=False, convolutions=on) for on in (True, False))
+    moved_s = (bytes_moved(node) - 2 * copied_bytes(node)) / without.bytes_per_s
+    assert roofline_seconds(node, without) == max(moved_s, flops(node) / without.flops_rate(torch.float32, True))
+    assert roofline_seconds(node, with_tf32) >= moved_s + 2 * copied_bytes(node) / with_tf32.bytes_per_s

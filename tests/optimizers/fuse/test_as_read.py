@@ -14,7 +14,7 @@ from tracefuse.optimizers.fuse import Fuse, as_read
 from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import behind_views
-from tracefuse.optimizers.trace import Trace, origin, phase, shape_of
+from tracefuse.optimizers.trace import Trace, origin, phase, shape_of, val
 from tracefuse.optimizers.verify import verify
 
 WIDTH = 8
@@ -126,3 +126,29 @@ def test_a_kernel_that_would_be_launched_otherwise_stays_as_it_is(monkeypatch: p
     capture = captured(lambda x, weight: (F.gelu(x * 2).view(-1, WIDTH) @ weight).sum())
     monkeypatch.setattr(as_read, "_launched", lambda kernel: [kernel.key])
     assert viewed(fused(capture))
+
+
+def test_run_as_atens_ops_a_kernel_yields_no_view() -> None:
+    """Whoever wrote to it in place would be refused by autograd, which eager's result lets."""
+    capture = captured(lambda x, weight: (F.gelu(x * 2).view(-1, WIDTH) @ weight).sum())
+    kernels = [node.target for node in fused(capture).ops if isinstance(node.target, Kernel)]
+    found = [kernel(*(torch.randn(val(p).shape) for p in kernel.body.placeholders)) for kernel in kernels]
+    assert any("_as_read" in node.name for kernel in kernels for node in kernel.body.ops)
+    assert not any(one._is_view() for result in found for one in (result if isinstance(result, tuple) else (result,)))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda zt: ((torch.ones_like(zt) * 2) * zt.sin()).t().contiguous().view(-1),
+        lambda zt: ((torch.ones_like(zt) * 2) * zt.sin()).t().view(-1),
+        lambda zt: (((torch.ones_like(zt) * 2) * zt.sin()).t() + 1).view(-1),
+        lambda zt: torch.full_like(zt, 3) * zt,
+    ],
+)
+def test_constants_lie_as_what_they_are_shaped_like(of: Callable[[Tensor], Tensor]) -> None:
+    z = torch.randn(4, WIDTH)
+    found = tracefuse.capture(lambda: of(z.t())).optimize().compile()()
+    expected = of(z.t())
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()

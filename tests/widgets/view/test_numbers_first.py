@@ -57,6 +57,20 @@ def test_the_numbers_come_before_the_payload_which_has_all_of_them(
     assert whole.keys() - alike == {*HALVES, *KERNELS, "memory"}
 
 
+def test_numbers_whose_payload_fails_are_taken_back(
+    explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: Any) -> Any:
+        numbers, _ = found(*arguments)
+        return numbers, lambda: 1 // 0
+
+    found = explorer.measured.in_two
+    monkeypatch.setattr(explorer.measured, "in_two", failing)
+    with pytest.raises(ZeroDivisionError):
+        explorer.configure(SWITCH["changes"])
+    assert [message["numbers"] is None for _, message in told] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("tab", "selected", "there"),
     [

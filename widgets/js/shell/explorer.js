@@ -23,8 +23,8 @@ export class Explorer {
     this.history = new History();
     /** What was drawn last. @type {Payload | null} */
     this.answered = null;
-    /** The numbers of the payload that comes next, in the one that is there. @type {Payload & { whole: Payload } | undefined} */
-    this.ahead = undefined;
+    /** The numbers of the payload that comes next, in the one that is there. @type {Payload & { whole: Payload } | null} */
+    this.ahead = null;
     this.search = new Search(() => this.payload, (matches) => this.showMatches(matches), (value) => this.select(value));
     /** The status that the panels were drawn with. */
     this.shown = model.get("status");
@@ -104,7 +104,7 @@ export class Explorer {
 
   /** The payload with what was chosen since: a switch moves at once, its numbers follow. @returns {Payload} */
   get chosen() {
-    const { payload } = this.view;
+    const { payload } = this;
     return { ...payload, config: { ...payload.config, ...this.history.pending } };
   }
 
@@ -130,8 +130,7 @@ export class Explorer {
     if (message.type === "file") return this.verdict.menu.received(message, buffers[0]);
     if (message.type === "answered") return this.answer(message.to);
     const whole = this.model.get("payload");
-    const { numbers } = message;
-    this.ahead = { ...whole, ...numbers, memory: { ...whole.memory, ...numbers.memory }, whole };
+    this.ahead = message.numbers && { ...whole, ...message.numbers, memory: { ...whole.memory, ...message.numbers.memory }, whole };
     this.drawAll();
   }
 
@@ -139,7 +138,7 @@ export class Explorer {
   answer(message) {
     // Numbers whose payload has not come by now have none.
     if (this.payload === this.ahead) {
-      this.ahead = undefined;
+      this.ahead = null;
       this.drawAll();
     }
     if (!this.history.answer(message)) return;
@@ -212,7 +211,7 @@ export class Explorer {
   }
 
   drawTabs() {
-    const { payload } = this.view;
+    const { payload } = this;
     const tabs = PANELS.map(({ id, label, count }) =>
       h(
         "button",
