@@ -3,10 +3,11 @@
 Nothing here runs a kernel, reads a clock or touches a GPU; nothing here imports the rest of tracefuse.
 
 The ground is `trace` (what a trace is), `ops` (what an operator is), `facts` (what is known of a value), `passes`, `rewrite`
-(replacing one value by another safely), `verify`, `render`, `liveness` and `split`. Each of the eleven passes is a name:
+(replacing one value by another safely), `verify`, `render`, `liveness` and `split`. Each of the twelve passes is a name:
 
     simplify        what computes nothing new
     freeze          gradients that nobody demands
+    merge_matmuls   many small matmuls as one
     cat             concatenations and the slices of them
     linear_cross_entropy  a head and its loss without stored logits
     decompose       ATen ops as simpler ones that fuse

@@ -201,3 +201,17 @@ def is_replayable(node: fx.Node) -> bool:
     """Whether `axes_after` knows the op."""
     is_known = node.target in (*RESHAPES, aten.unsqueeze.default, aten.squeeze.dim)
     return is_known or permutation(node) is not None or is_elementwise(node)
+
+
+# --- transposes -------------------------------------------------------------------------------------------------------
+
+_TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
+
+
+def swaps_last(node: fx.Node) -> bool:
+    """Whether the op is a view that swaps the last two dimensions, and no others."""
+    if node.target not in _TRANSPOSES or (rank := val(node).dim()) < 2:
+        return False
+    if node.target is aten.permute.default:
+        return [d % rank for d in node.args[1]] == [*range(rank - 2), rank - 1, rank - 2]  # type: ignore[union-attr,operator]
+    return node.target is aten.t.default or {d % rank for d in node.args[1:3]} == {rank - 2, rank - 1}  # type: ignore[operator]

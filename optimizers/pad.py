@@ -30,6 +30,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from tracefuse.optimizers.axes import swaps_last
 from tracefuse.optimizers.costs.alignment import MATMULS, UNALIGNED_SHARE, Dims, dims_of, factors, is_turned, unaligned
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, LAUNCH_S, Peaks
 from tracefuse.optimizers.ops import aten
@@ -48,8 +49,6 @@ from tracefuse.optimizers.trace import (
 
 ALIGNED_SHARE = 0.7
 """Of the datasheet's arithmetic, what matmuls over aligned rows reach on a real H100."""
-
-_TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
 
 Copied = tuple[fx.Node, tuple[int, ...], bool]
 """A value, the shape that it is padded to, and whether it is transposed before."""
@@ -178,16 +177,8 @@ def _lying(operand: fx.Node, shape: tuple[int, ...]) -> Copied:
     if not is_turned(val(operand)):
         return operand, shape, False
     shape = (*shape[:-2], shape[-1], shape[-2])
-    is_view = operand.target in _TRANSPOSES and _swaps_last(operand) and not is_turned(val(operand.args[0]))  # type: ignore[arg-type]
+    is_view = swaps_last(operand) and not is_turned(val(operand.args[0]))  # type: ignore[arg-type]
     return (operand.args[0], shape, False) if is_view else (operand, shape, True)  # type: ignore[return-value]
-
-
-def _swaps_last(view: fx.Node) -> bool:
-    """Whether the view swaps the last two dimensions, and no others."""
-    rank = val(view).dim()
-    if view.target is aten.permute.default:
-        return [d % rank for d in view.args[1]] == [*range(rank - 2), rank - 1, rank - 2]  # type: ignore[union-attr,operator]
-    return rank == 2 or {d % rank for d in view.args[1:3]} == {rank - 2, rank - 1}  # type: ignore[operator]
 
 
 def _padded(like: fx.Node, operand: fx.Node, shape: tuple[int, ...], copies: Copies) -> fx.Node:

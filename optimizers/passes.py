@@ -4,9 +4,9 @@
     decision  = one choice of a pass about one value, with its reason
     record    = one pass on one trace: before, after, seconds, decisions
 
-The order is fixed and is the order of the toggles: simplify, freeze, cat, linear_cross_entropy,
-decompose, channels_last, pad, remat, optimizer_step, fuse, overlap. In a program that issues its collectives itself, as
-graphs of torch.compile do, overlap comes before remat.
+The order is fixed and is the order of the toggles: simplify, freeze, merge_matmuls, cat, linear_cross_entropy, decompose,
+channels_last, pad, remat, optimizer_step, fuse, overlap. In a program that issues its collectives itself, as graphs of
+torch.compile do, overlap comes before remat.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ OPTIONS: tuple[Option, ...] = (
         _list("freeze", "GLOB", "drop the gradients of parameters that match, by a name or a glob"),
         off_flag="--no-freeze",
     ),
+    _pass("merge_matmuls"),
     _pass("cat"),
     _pass("linear_cross_entropy"),
     _value(

@@ -27,6 +27,7 @@ from tracefuse.optimizers.freeze import Freeze
 from tracefuse.optimizers.fuse import Fuse
 from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.linear_cross_entropy import LinearCrossEntropy
+from tracefuse.optimizers.merge_matmuls import MergeMatmuls
 from tracefuse.optimizers.optimizer_step import OptimizerStep
 from tracefuse.optimizers.overlap import Overlap
 from tracefuse.optimizers.pad import Pad
@@ -96,6 +97,7 @@ class Config:
 
     simplify: bool = True
     freeze: tuple[str, ...] | None = ()
+    merge_matmuls: bool = True
     cat: bool = True
     linear_cross_entropy: bool = True
     logits_memory: int = field(default=DEFAULT_LOGITS_MEMORY, metadata={"read_as": Size})
@@ -124,6 +126,7 @@ class Config:
         own = tuple(one.changed(False) for one in registered())
         switches = (
             "simplify",
+            "merge_matmuls",
             "cat",
             "linear_cross_entropy",
             "decompose",
@@ -185,6 +188,7 @@ class Config:
         chosen: dict[str, Pass | None] = {
             "simplify": Simplify() if self.simplify else None,
             "freeze": None if self.freeze is None else Freeze(self.freeze),
+            "merge_matmuls": MergeMatmuls(peaks=machine.peaks) if self.merge_matmuls else None,
             "cat": machine.cat if self.cat else None,
             "linear_cross_entropy": self._head_loss(machine) if self.linear_cross_entropy else None,
             "decompose": Decompose() if self.decompose and self.fuse else None,

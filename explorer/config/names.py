@@ -6,6 +6,7 @@ SESSION = ".tfz"
 PASSES = {
     "simplify": "removes dead code, repeated expressions, views of views, and casts and copies that change nothing",
     "freeze": "drops gradients that are not wanted, and what only they need",
+    "merge_matmuls": "makes one matmul of many small ones by one matrix, or with summed products, as a loop over steps has",
     "cat": "replaces concatenations and slices of them by what they are made of",
     "linear_cross_entropy": "computes a head and its cross-entropy in chunks of rows, so that few logits are ever alive",
     "decompose": "takes cross-entropy, NLL and log-softmax apart into ops for the kernels of `fuse`, which it needs",

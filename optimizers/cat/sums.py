@@ -12,14 +12,15 @@ An addend that is zero everywhere, such as the padding of an empty slice, is dro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
+from tracefuse.optimizers.addends import addends, is_root, sum_of
 from tracefuse.optimizers.axes import split_sizes
 from tracefuse.optimizers.cat.paddings import Padded, Segment, as_padded, is_zeros
-from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_under_name
 from tracefuse.optimizers.trace import call, nbytes, phase, shape_of, val
@@ -54,36 +55,6 @@ class Group:
         return f"axis {self.axis}" + (f" in steps of {self.step}" if self.step > 1 else "")
 
 
-def as_sum(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """The two operands of an addition without broadcasting, promotion or scaling."""
-    if node.target is not aten.add.Tensor:
-        return None
-    a = arguments(node)
-    operands = (a["self"], a["other"])
-    if a["alpha"] != 1 or not all(isinstance(n, fx.Node) for n in operands):
-        return None
-    shape_dtype = {(shape_of(n), val(n).dtype, val(n).device) for n in (node, *operands)}
-    return operands if len(shape_dtype) == 1 else None
-
-
-def is_inner(node: fx.Node, root_phase: str) -> bool:
-    """Whether the node is a sum that only one other sum reads."""
-    users = list(node.users)
-    return as_sum(node) is not None and phase(node) == root_phase and len(users) == 1 and as_sum(users[0]) is not None
-
-
-def addends(root: fx.Node) -> list[fx.Node]:
-    """What `root` adds up, in the order in which it is written."""
-    found, pending = [], [root]
-    while pending:
-        node = pending.pop()
-        if node is root or is_inner(node, phase(root)):
-            pending += reversed(as_sum(node))  # type: ignore[arg-type]
-        else:
-            found.append(node)
-    return found
-
-
 def blocks_of(group: Sequence[Padded], length: int) -> list[Block] | str:
     """The group as blocks that cover [0, length) in order, or why its ranges do not allow that."""
     summed: dict[tuple[int, int], list[Segment]] = {}
@@ -116,16 +87,9 @@ def _build_segment(segment: Segment, root: fx.Node, axis: int) -> fx.Node:
 
 def _build_block(block: Block, root: fx.Node, axis: int, sizes: Sequence[int]) -> fx.Node:
     if block.segments:
-        return _build_sum(root, [_build_segment(s, root, axis) for s in block.segments])
+        return sum_of(root, [_build_segment(s, root, axis) for s in block.segments])
     own = [*sizes[:axis], block.stop - block.start, *sizes[axis + 1 :]]
     return call(root, aten.zeros.default, own, dtype=val(root).dtype, device=val(root).device)
-
-
-def _build_sum(root: fx.Node, terms: Iterable[fx.Node]) -> fx.Node:
-    first, *rest = terms
-    for term in rest:
-        first = call(root, aten.add.Tensor, first, term)
-    return first
 
 
 def _build_joined(blocks: Sequence[Block], root: fx.Node, axis: int, sizes: Sequence[int]) -> fx.Node:
@@ -145,7 +109,7 @@ def _build_total(root: fx.Node, leaves: Sequence[fx.Node], group: Group, blocks:
         term = _build_joined(blocks, root, group.place, group.sizes(root)) if i == first else leaves[i]
         is_split = group.step > 1 and i == first
         terms.append(call(root, aten.view.default, term, list(shape_of(root))) if is_split else term)
-    return _build_sum(root, terms)
+    return sum_of(root, terms)
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
@@ -168,7 +132,7 @@ def find_group(leaves: Sequence[fx.Node], root_phase: str) -> Group | str:
 
 def join_padded(root: fx.Node, decide: Decide) -> bool:
     """R3 on one sum. Returns whether it was replaced."""
-    if is_inner(root, phase(root)) and phase(next(iter(root.users))) == phase(root):
+    if not is_root(root):
         return False
     leaves = addends(root)
     if _drop_zeros(root, leaves, decide):
@@ -188,7 +152,7 @@ def is_nothing(node: fx.Node) -> bool:
 
 def _drop_zeros(root: fx.Node, leaves: list[fx.Node], decide: Decide) -> bool:
     left = [n for n in leaves if not is_nothing(n)]
-    if not left or len(left) == len(leaves) or replace_under_name(root, lambda: _build_sum(root, left)) is not None:
+    if not left or len(left) == len(leaves) or replace_under_name(root, lambda: sum_of(root, left)) is not None:
         return False
     spared = 2 * (len(leaves) - len(left)) * nbytes(root)
     decide(Decision(root.name, "sum without zeros", "an addend is zero everywhere: its piece has no elements", spared))

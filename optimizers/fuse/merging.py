@@ -29,7 +29,7 @@ from torch import fx
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, Traits, Unit, unit_order, with_views
 from tracefuse.optimizers.fuse.rebuild import UnitOrder
 from tracefuse.optimizers.fuse.regions import agree
-from tracefuse.optimizers.ops import behind_views, readers
+from tracefuse.optimizers.ops import behind_views, readers, readers_from_last
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes
 
@@ -151,13 +151,13 @@ class _Merger:
         at = self.order.at
         if at[second] == at[first] + 1:
             return 0
-        dying = (v for v in self.traits[first].reads if v.op == "call_function" and self._last(v) <= at[first])
+        dying = (v for v in self.traits[first].reads if v.op == "call_function" and not self._outlives(v, at[first]))
         return sum(map(nbytes, dying)) - sum(map(nbytes, self._vanishing(first, second)))
 
-    def _last(self, value: fx.Node) -> int:
-        """The place of a value's last reader; what is returned has readers outside."""
-        places = (self.order.at.get(self.owner.get(reader, reader), len(self.owner)) for reader in readers(value))
-        return max(places)
+    def _outlives(self, value: fx.Node, place: int) -> bool:
+        """Whether a value has a reader behind `place`; what is returned has readers outside."""
+        at, owner, outside = self.order.at, self.owner, len(self.owner)
+        return any(at.get(owner.get(reader, reader), outside) > place for reader in readers_from_last(value))
 
     def _replace(self, first: Piece, second: Piece, merged: Piece, below: set[Unit]) -> None:
         self.order.merge(first, second, merged, below)

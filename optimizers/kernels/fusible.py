@@ -61,6 +61,12 @@ LEAST_CAST = 32 << 20
 LEAST_TURNED = 1 << 20
 """Bytes of images from which on a copy to another order is worth a kernel of its own."""
 
+MANY_PARTS = 8
+"""From so many on the parts of a value, as those of the steps of a loop, share kernels."""
+
+MOST_JOINED = 32
+"""ATen copies so many parts and more in one launch, of which each thread has its own."""
+
 # One number per row, which ATen computes in one pass.
 PLAIN_REDUCTIONS = {
     *SUMMED, aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default, aten.amax.default, aten.amin.default,
@@ -173,7 +179,14 @@ def _op_refusal(node: fx.Node) -> str | None:
 @once_per_operator
 def _asked(target: torch._ops.OpOverload) -> tuple[Callable[[fx.Node], str | None], ...]:
     """What else may refuse an op of this operator."""
-    of = (_row_refusal, REDUCTIONS), (gather_refusal, GATHERS), (window_refusal, WINDOW_OPS), (scatter_refusal, PLACES)
+    of = (
+        (_row_refusal, REDUCTIONS),
+        (gather_refusal, GATHERS),
+        (window_refusal, WINDOW_OPS),
+        (scatter_refusal, PLACES),
+        (_parts_refusal, SPLITS),
+        (_joined_refusal, (aten.cat.default,)),
+    )
     return tuple(ask for ask, known in of if target in known)
 
 
@@ -248,6 +261,21 @@ def _row_refusal(node: fx.Node) -> str | None:
         return "it sums into a boolean"
     _, n_rows, n_cols = geometry.sizes
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None
+
+
+def _parts_refusal(node: fx.Node) -> str | None:
+    """Why a value is taken apart outside of kernels: each part would be another place in the text of another kernel, and read
+    as it is, all that is done with parts of one size is one."""
+    whole, parts = val(node.args[0]), tensors(node)  # type: ignore[arg-type]
+    if len(parts) < MANY_PARTS or not whole.is_contiguous() or not all(part.is_contiguous() for part in parts):
+        return None
+    return "its parts lie together, and are many: kernels of equal ones are equal, given where each begins"
+
+
+def _joined_refusal(node: fx.Node) -> str | None:
+    """Why a concatenation stays with ATen: where its text would have a place for each of many parts."""
+    count = len(node.args[0])  # type: ignore[arg-type]
+    return f"it joins {count} parts, among which each element would be looked for" if count > MOST_JOINED else None
 
 
 def _skips_far(node: fx.Node, rows: Geometry) -> bool:

@@ -128,8 +128,8 @@ def _kernel(name: str) -> dict[str, Any]:
 
 def _config(fused: bool) -> dict[str, Any]:
     return {
-        "simplify": False, "freeze": None, "cat": False, "linear_cross_entropy": False, "decompose": False,
-        "channels_last": False, "pad": False,
+        "simplify": False, "freeze": None, "merge_matmuls": False, "cat": False, "linear_cross_entropy": False,
+        "decompose": False, "channels_last": False, "pad": False,
         "remat": None, "logits_memory": 2**29, "optimizer_step": False,
         "memory_budget": None, "peak_budget": None, "remat_options": {}, "save": [], "recompute": [], "fuse": fused,
     }  # fmt: skip

@@ -167,7 +167,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     payloads.append(explorer.payload)
     explorer.unpin()
     off = dict.fromkeys(
-        ("simplify", "cat", "linear_cross_entropy", "decompose", "channels_last", "pad", "optimizer_step", "fuse"),
+        (
+            "simplify",
+            "merge_matmuls",
+            "cat",
+            "linear_cross_entropy",
+            "decompose",
+            "channels_last",
+            "pad",
+            "optimizer_step",
+            "fuse",
+        ),
         False,
     )
     explorer.configure(off | {"freeze": None})

@@ -94,8 +94,8 @@ def details(page: Page) -> Locator:
 def test_every_pass_has_a_row_whatever_it_changed(page: Page) -> None:
     rows = page.get_by_test_id("tf-passes").locator("[data-pass]")
     assert [row.get_attribute("data-pass") for row in rows.all()] == [
-        "simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "channels_last", "pad", "remat",
-        "optimizer_step", "fuse", "overlap",
+        "simplify", "freeze", "merge_matmuls", "cat", "linear_cross_entropy", "decompose", "channels_last", "pad",
+        "remat", "optimizer_step", "fuse", "overlap",
     ]  # fmt: skip
     expect(page.get_by_test_id("tf-pass-freeze")).to_contain_text("type a pattern; freezing all but")
 

@@ -25,6 +25,7 @@ from tracefuse.optimizers.trace import Trace
 CHOICES = {
     "simplify": {"simplify": True},
     "freeze": {"freeze": True},
+    "merge_matmuls": {"merge_matmuls": True},
     "cat": {"cat": True},
     "linear_cross_entropy": {"linear_cross_entropy": True},
     "decompose": {"decompose": True, "fuse": True},
@@ -38,9 +39,21 @@ CHOICES = {
     "fuse": {"fuse": True},
     "remat of all, fused": {"simplify": True, "remat": 0.0, "fuse": True},
     "channels_last, fused": {"decompose": True, "channels_last": True, "fuse": True},
+    "merge_matmuls, fused": {"simplify": True, "merge_matmuls": True, "cat": True, "fuse": True},
     "pad, fused": {"decompose": True, "pad": True, "fuse": True},
     "all": dict.fromkeys(
-        ("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "channels_last", "pad", "fuse"), True
+        (
+            "simplify",
+            "freeze",
+            "merge_matmuls",
+            "cat",
+            "linear_cross_entropy",
+            "decompose",
+            "channels_last",
+            "pad",
+            "fuse",
+        ),
+        True,
     )
     | {"remat": 0.5},
 }

@@ -27,6 +27,7 @@ from tracefuse.widgets.view.explorer import Explorer
 VALUES: dict[str, tuple[Any, ...]] = {
     "simplify": (True, False),
     "freeze": (None, (), ("*weight",), ("no such parameter",)),
+    "merge_matmuls": (True, False),
     "cat": (True, False),
     "linear_cross_entropy": (True, False),
     "logits_memory": (2**20, 2**29),

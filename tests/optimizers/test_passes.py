@@ -98,6 +98,7 @@ def test_optimize_raises_and_the_variant_shows_the_row(monkeypatch):
     assert errors == {
         "simplify": True,
         "freeze": False,
+        "merge_matmuls": False,
         "cat": False,
         "linear_cross_entropy": False,
         "decompose": False,

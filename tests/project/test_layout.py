@@ -38,6 +38,7 @@ PURE = {
     "optimizers/freeze": {"optimizers", "optimizers/costs"},
     "optimizers/formulas": {"optimizers"},
     "optimizers/linear_cross_entropy": {"optimizers", "optimizers/costs"},
+    "optimizers/merge_matmuls": {"optimizers", "optimizers/costs"},
     "optimizers/lowering": {"optimizers", "optimizers/formulas"},
     "optimizers/kernels": {"optimizers", "optimizers/costs", "optimizers/formulas", "optimizers/lowering"},
     "optimizers/decompose": {"optimizers", "optimizers/formulas", "optimizers/kernels", "optimizers/lowering"},

@@ -389,6 +389,31 @@ def parts(dtype: torch.dtype, device: str = "cpu") -> Program:
     return Program(run, {"x": x})
 
 
+class Recurrent(nn.Module):
+    """A recurrent net by hand, with a head at every step."""
+
+    def __init__(self, width: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.into, self.back, self.head = (
+            nn.Linear(width, hidden),
+            nn.Linear(hidden, hidden),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = x.new_zeros(x.shape[1], self.back.in_features), []
+        for now in x:
+            state = torch.tanh(self.into(now) + self.back(state))
+            found.append(self.head(state))
+        return torch.stack(found)
+
+
+def recurrent(dtype: torch.dtype, device: str = "cpu") -> Program:
+    torch.manual_seed(0)
+    model = Recurrent(6, 10, 3).to(device, dtype)
+    return of_module(model, torch.randn(9, 4, 6, dtype=dtype, device=device, requires_grad=True))
+
+
 PROGRAMS: dict[str, Callable[..., Program]] = {
     "gpt": gpt,
     "llama": llama,
@@ -410,4 +435,5 @@ PROGRAMS: dict[str, Callable[..., Program]] = {
     "packed_attention": packed_attention,
     "qkv_unbind": qkv_unbind,
     "parts": parts,
+    "recurrent": recurrent,
 }

@@ -51,6 +51,8 @@ def _nothing_for(name: str, variant: Variant) -> str:
     trace = variant.program.whole
     if name == "cat" and not any(packet_name(n) in ("cat", "stack", "constant_pad_nd") for n in trace.ops):
         return "no concatenation in this step"
+    if name == "merge_matmuls":
+        return "no small matmuls by one matrix, or with summed products, in this step"
     if name == "channels_last" and not any(packet_name(n) == "convolution" for n in trace.ops):
         return "no convolution in this step"
     if name == "pad":

@@ -12,6 +12,7 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "simplify off": {"simplify": False},
     "freeze off": {"freeze": None},
     "freeze h.*.mlp.*": {"freeze": ["h.*.mlp.*"]},
+    "merge_matmuls off": {"merge_matmuls": False},
     "cat off": {"cat": False},
     "decompose off": {"decompose": False},
     "channels_last off": {"channels_last": False},
@@ -29,6 +30,7 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "every pass off": {
         "simplify": False,
         "freeze": None,
+        "merge_matmuls": False,
         "cat": False,
         "decompose": False,
         "channels_last": False,

@@ -62,6 +62,7 @@ GOALS = {
 """Of a family at a size the seconds that a stage may take; `all` is assembly and passes together."""
 SMALL_GOALS = {("GPT", 2): {"passes": 8.0}, ("LSTM", 8): {"all": 15.0}}
 CLICKS: dict[str, dict[str, Any]] = {
+    "merge_matmuls off": {"merge_matmuls": False},
     "cat off": {"cat": False},
     "pad off": {"pad": False},
     "fuse off": {"fuse": False},

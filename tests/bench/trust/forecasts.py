@@ -71,6 +71,7 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "remat 0": {"remat": 0.0},
     "budget 50 %": {"memory_budget": 0.5},
     "budget 25 %": {"memory_budget": 0.25},
+    "merge_matmuls off": {"merge_matmuls": False},
     "cat off": {"cat": False},
     "decompose off": {"decompose": False},
     "channels_last off": {"channels_last": False},

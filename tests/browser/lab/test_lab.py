@@ -57,8 +57,8 @@ def root(opened: Page) -> Locator:
     return view
 
 
-PASSES = ("simplify", "freeze", "cat", "linear_cross_entropy", "decompose", "channels_last", "pad",
-          "remat", "optimizer_step", "fuse")  # fmt: skip
+PASSES = ("simplify", "freeze", "merge_matmuls", "cat", "linear_cross_entropy", "decompose", "channels_last",
+          "pad", "remat", "optimizer_step", "fuse")  # fmt: skip
 
 
 def switch(root: Locator, name: str) -> None:

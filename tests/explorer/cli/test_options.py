@@ -205,6 +205,7 @@ def test_nothing_is_taken_apart_where_nothing_is_fused() -> None:
     assert [p.name for p in Config.of(fuse=False).passes()] == [
         "simplify",
         "freeze",
+        "merge_matmuls",
         "cat",
         "linear_cross_entropy",
         "channels_last",

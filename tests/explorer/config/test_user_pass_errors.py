@@ -213,6 +213,7 @@ def test_a_pass_that_fails_can_be_unregistered() -> None:
     assert steps == [
         "simplify",
         "freeze",
+        "merge_matmuls",
         "cat",
         "linear_cross_entropy",
         "channels_last",

@@ -38,7 +38,8 @@ def test_each_pass_that_is_on_has_a_share_and_one_that_did_nothing_none_to_time(
     texts: list[str] = []
     found = variant.ablate(progress=lambda _, text: texts.append(text), budget_s=1)
     assert list(found.delta_ms) == [
-        "simplify", "freeze", "linear_cross_entropy", "decompose", "channels_last", "pad", "remat", "optimizer_step", "fuse",
+        "simplify", "freeze", "merge_matmuls", "linear_cross_entropy", "decompose", "channels_last", "pad", "remat",
+        "optimizer_step", "fuse",
     ]  # fmt: skip
     assert "freeze" in found.same
     assert found.delta_ms["freeze"].samples == 0

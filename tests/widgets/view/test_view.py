@@ -378,6 +378,7 @@ def test_each_pass_gets_its_own_share_which_ages_with_the_configuration() -> Non
     assert {name for name, share in shares.items() if share} == {
         "simplify",
         "freeze",
+        "merge_matmuls",
         "cat",
         "linear_cross_entropy",
         "channels_last",
