@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import fx
 
-from tracefuse.optimizers.addends import as_sum
 from tracefuse.optimizers.axes import Range, as_range, cat_parts, range_users
 from tracefuse.optimizers.cat.forms import flatten, unstack
 from tracefuse.optimizers.cat.packed_attention import Packing, pack_gradients
@@ -12,6 +11,7 @@ from tracefuse.optimizers.cat.pushes import push, push_before_copy
 from tracefuse.optimizers.cat.readers import REDUCTIONS, reduce_parts, tell_readers
 from tracefuse.optimizers.cat.runs import join_runs
 from tracefuse.optimizers.cat.sums import join_padded
+from tracefuse.optimizers.formulas.addends import as_sum
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_newly_saved, replace_under_name, replace_value

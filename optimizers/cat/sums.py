@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tracefuse.optimizers.addends import addends, is_root, sum_of
 from tracefuse.optimizers.axes import split_sizes
 from tracefuse.optimizers.cat.paddings import Padded, Segment, as_padded, is_zeros
+from tracefuse.optimizers.formulas.addends import addends, is_root, sum_of
 from tracefuse.optimizers.ops import aten
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_under_name

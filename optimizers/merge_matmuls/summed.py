@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tracefuse.optimizers.addends import addends, is_root, sum_of
 from tracefuse.optimizers.costs.cost import LAUNCH_S
+from tracefuse.optimizers.formulas.addends import addends, is_root, sum_of
 from tracefuse.optimizers.merge_matmuls.joining import Joined, joined, lie_in_order
 from tracefuse.optimizers.merge_matmuls.worth import FEWEST, Limits, Worth, worth
 from tracefuse.optimizers.ops import aten, frozen, grouped, is_getitem, is_view
