@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -46,7 +47,16 @@ from tracefuse.optimizers.lowering.placements import SCATTERS as PLACES
 from tracefuse.optimizers.lowering.placements import scatter_refusal
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
-from tracefuse.optimizers.ops import arguments, aten, is_getitem, is_view, once_per_operator, reached, read_by
+from tracefuse.optimizers.ops import (
+    arguments,
+    aten,
+    behind_views,
+    is_getitem,
+    is_view,
+    once_per_operator,
+    reached,
+    read_by,
+)
 from tracefuse.optimizers.trace import HALVES, SHORT_DTYPE, nbytes, phase, shape_of, tensors, val
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
@@ -76,6 +86,11 @@ PLAIN_REDUCTIONS = {
 
 def refusal(node: fx.Node) -> str | None:
     """Why `node` stays with ATen; None where a kernel can hold it."""
+    return _own_refusal(node) or _many_parts_refusal(node)
+
+
+def _own_refusal(node: fx.Node) -> str | None:
+    """`refusal`, whatever is done with the parts that it is taken apart into, or put together of."""
     if node.op != "call_function":
         return "it is no op"
     if node.target is operator.getitem:
@@ -184,8 +199,6 @@ def _asked(target: torch._ops.OpOverload) -> tuple[Callable[[fx.Node], str | Non
         (gather_refusal, GATHERS),
         (window_refusal, WINDOW_OPS),
         (scatter_refusal, PLACES),
-        (_parts_refusal, SPLITS),
-        (_joined_refusal, (aten.cat.default,)),
     )
     return tuple(ask for ask, known in of if target in known)
 
@@ -263,19 +276,36 @@ def _row_refusal(node: fx.Node) -> str | None:
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None
 
 
-def _parts_refusal(node: fx.Node) -> str | None:
-    """Why a value is taken apart outside of kernels: each part would be another place in the text of another kernel, and read
-    as it is, all that is done with parts of one size is one."""
+def _many_parts_refusal(node: fx.Node) -> str | None:
+    """Why a value is taken apart, or put together of parts, outside of kernels: where many parts are in memory anyway."""
+    if node.target in SPLITS:
+        return _split_refusal(node)
+    if node.target is not aten.cat.default or len(node.args[0]) <= MOST_JOINED:  # type: ignore[arg-type]
+        return None
+    count = sum(_is_stored_beside(part, node) for part in dict.fromkeys(node.args[0]))  # type: ignore[arg-type]
+    return (
+        f"it joins {count} parts in memory, among which each element would be looked for"
+        if count > MOST_JOINED
+        else None
+    )
+
+
+def _split_refusal(node: fx.Node) -> str | None:
     whole, parts = val(node.args[0]), tensors(node)  # type: ignore[arg-type]
     if len(parts) < MANY_PARTS or not whole.is_contiguous() or not all(part.is_contiguous() for part in parts):
         return None
+    source = behind_views(node.args[0])  # type: ignore[arg-type]
+    read = [reader for part in islice(node.users, MANY_PARTS) for reader in part.users]  # asked of each part
+    if len(set(read)) < len(read) or (source.op == "call_function" and _own_refusal(source) is None):
+        return None  # one kernel reads it as a whole, or need not have it in memory
     return "its parts lie together, and are many: kernels of equal ones are equal, given where each begins"
 
 
-def _joined_refusal(node: fx.Node) -> str | None:
-    """Why a concatenation stays with ATen: where its text would have a place for each of many parts."""
-    count = len(node.args[0])  # type: ignore[arg-type]
-    return f"it joins {count} parts, among which each element would be looked for" if count > MOST_JOINED else None
+def _is_stored_beside(part: fx.Node, joined: fx.Node) -> bool:
+    """Whether the part is in memory whatever joins it: no kernel computes it, or another reader is none."""
+    if _own_refusal(part) is not None:
+        return True
+    return any(user is not joined and _own_refusal(user) is not None for user in part.users)
 
 
 def _skips_far(node: fx.Node, rows: Geometry) -> bool:

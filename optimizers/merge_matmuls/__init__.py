@@ -27,9 +27,9 @@ from typing import ClassVar
 
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.merge_matmuls.joining import Joined
-from tracefuse.optimizers.merge_matmuls.shared import merge_shared, shared_factors
+from tracefuse.optimizers.merge_matmuls.shared import Merger, shared_factors
 from tracefuse.optimizers.merge_matmuls.summed import merge_summed, sums_of_products
-from tracefuse.optimizers.merge_matmuls.worth import Limits
+from tracefuse.optimizers.merge_matmuls.worth import Budget
 from tracefuse.optimizers.passes import Decide
 from tracefuse.optimizers.rewrite import mark_overwritten
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code
@@ -46,19 +46,20 @@ class MergeMatmuls:
     name: ClassVar[str] = "merge_matmuls"
 
     most_nbytes: int = field(
-        default=MOST_NBYTES, metadata={"help": "bytes of joined factors and products of one matmul"}
+        default=MOST_NBYTES, metadata={"help": "bytes that all merged matmuls together may keep alive for longer"}
     )
     peaks: Peaks = field(default=H100_SXM_DATASHEET, metadata={"help": "whose roofline says what joining is worth"})
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        if not any(sums_of_products(trace.graph)) and not any(shared_factors(trace.graph)):
+        if not any(sums_of_products(trace.graph)) and not shared_factors(trace.graph):
             return trace
-        new, limits = trace.copy(), Limits(self.most_nbytes, self.peaks)
+        new, budget, known = trace.copy(), Budget(self.most_nbytes, self.peaks), Joined()
         mark_overwritten(new)
-        known: Joined = {}
-        merged = [merge_summed(found, limits, known, decide) for found in sums_of_products(new.graph)]
+        inputs = new.placeholders
+        merged = [merge_summed(found, budget, known, inputs, decide) for found in sums_of_products(new.graph)]
         eliminate_dead_code(new.graph)
-        merged += [merge_shared(found, limits, known, decide) for found in shared_factors(new.graph)]
+        merger = Merger(new.graph, budget, known, inputs, decide)
+        merged += [merger.merge(matmuls) for matmuls in shared_factors(new.graph)]
         if not any(merged):
             return trace
         eliminate_dead_code(new.graph)

@@ -13,39 +13,42 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from tracefuse.optimizers.costs.alignment import MATMULS, factors
 from tracefuse.optimizers.merge_matmuls.joining import Joined, joined
-from tracefuse.optimizers.merge_matmuls.worth import FEWEST, Limits, Worth, worth
-from tracefuse.optimizers.ops import aten, is_mutable, is_of_ranks, is_random, is_view, reached
+from tracefuse.optimizers.merge_matmuls.worth import FEWEST, Budget, Worth, kept_nbytes, worth
+from tracefuse.optimizers.ops import aten, is_mutable, is_named, is_of_ranks, is_random, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import replace_value
-from tracefuse.optimizers.trace import call, human_bytes, nbytes, phase, shape_of, val
+from tracefuse.optimizers.trace import call, nbytes, phase, shape_of, val
+
+MOST_WALKED = 50
+"""How many times as many ops as the program has are looked at for what depends on products, all matrices together."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Matmuls by one matrix, in the order of the graph, none of whose rows depends on another's product; and the ops between
-    the first and the last that do, in that order."""
+    """Matmuls by one matrix, in the order of the graph, none of whose rows depends on another's product; the ops between the
+    first and the last that do, in that order; and whether ranks exchange something there."""
 
     matmuls: tuple[fx.Node, ...]
     moved: tuple[fx.Node, ...]
+    has_exchange: bool
 
 
-def shared_factors(graph: fx.Graph) -> Iterator[Shared]:
-    """The matrices that several matmuls multiply by. Those of one are found once those found before are merged or left."""
+def shared_factors(graph: fx.Graph) -> list[list[fx.Node]]:
+    """Matmuls by one matrix, those that the backward reads apart from the others: a part is not kept without the whole."""
     groups: dict[tuple[object, ...], list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.target in (aten.mm.default, aten.addmm.default) and _is_mergeable(node):
             added = node.args[0] if MATMULS[node.target] else None
-            groups[node.target, phase(node), added, factors(node)[1], val(factors(node)[0]).dtype].append(node)
-    for matmuls in groups.values():
-        if len(matmuls) >= FEWEST and (found := _independent(sorted(matmuls))) is not None:
-            yield found
+            factor, of = factors(node)[1], val(factors(node)[0]).dtype
+            groups[node.target, phase(node), _is_kept(node), added, factor, of].append(node)
+    return [matmuls for matmuls in groups.values() if len(matmuls) >= FEWEST]
 
 
 def _is_mergeable(node: fx.Node) -> bool:
@@ -54,78 +57,115 @@ def _is_mergeable(node: fx.Node) -> bool:
         return False
     if not val(node).is_floating_point() or not all(isinstance(n, int) for n in shape_of(factors(node)[0])):
         return False
-    seen = reached([node], lambda one: [user for user in one.users if is_view(user)])
-    return not any(user.op == "output" for one in seen for user in one.users)
+    return not any(reader.op == "output" for reader in readers(node))
 
 
-def _independent(matmuls: Sequence[fx.Node]) -> Shared | None:
-    """The first of the matmuls with all others whose rows depend on none of them; None where that are too few."""
+def _is_kept(node: fx.Node) -> bool:
+    """Whether the backward reads the product of a forward's matmul, itself or through views."""
+    return phase(node) == "forward" and any(phase(reader) != "forward" for reader in readers(node))
+
+
+def _independent(matmuls: Sequence[fx.Node]) -> tuple[Shared, int]:
+    """The first of the matmuls with all others whose rows depend on none of them; and how many ops were looked at."""
     chosen, behind = list[fx.Node](), dict[fx.Node, None]()
-    wanted, last = set(matmuls), matmuls[-1]
-    node, moved = matmuls[0], 0
+    wanted, last, node = set(matmuls), matmuls[-1], matmuls[0]
+    moved, walked, exchanged, has_exchange = 0, 0, False, False
     while True:
+        walked += 1
+        exchanged = exchanged or is_of_ranks(node)
         if not behind.keys().isdisjoint(node._input_nodes):
             behind[node] = None
         elif node in wanted:
             chosen.append(node)
             behind[node] = None
-            moved = len(behind)
+            moved, has_exchange = len(behind), exchanged
         if node is last:
             break
         node = node.next
     members = set(chosen)
-    if len(members) < FEWEST:
-        return None
-    return Shared(tuple(chosen), tuple([one for one in list(behind)[:moved] if one not in members]))
+    between = tuple([one for one in list(behind)[:moved] if one not in members])
+    return Shared(tuple(chosen), between, has_exchange), walked
 
 
-def merge_shared(found: Shared, limits: Limits, known: Joined, decide: Decide) -> bool:
-    """One matmul in place of those by a matrix, where that is worth it. Returns whether it was made."""
-    gain, matmuls = min(
-        ((_worth(order, limits), order) for order in (found.matmuls, found.matmuls[::-1])),
-        key=lambda pair: pair[0].merged_s,
-    )
-    rows = [factors(one)[0] for one in matmuls]
-    written = sum(map(nbytes, matmuls))
-    names = f"{len(matmuls)} matmuls are by {factors(matmuls[0])[1].name}"
-    kept = gain.joined + written
-    reason = _obstacle(found)
-    if gain.is_gain and kept > limits.most_nbytes:
-        reason = f"rows and products together may be {human_bytes(limits.most_nbytes)}, and are {human_bytes(kept)}"
-    if not gain.is_gain or reason:
-        decide(Decision(found.matmuls[0].name, "leave", f"{names}: {gain}{f', but {reason}' if gain.is_gain else ''}"))
+class Merger:
+    """Merges matmuls by one matrix, for one program."""
+
+    def __init__(
+        self, graph: fx.Graph, budget: Budget, known: Joined, inputs: Sequence[fx.Node], decide: Decide
+    ) -> None:
+        self._budget, self._known, self._inputs, self._decide = budget, known, inputs, decide
+        self._left = MOST_WALKED * len(graph.nodes)
+
+    def merge(self, matmuls: Sequence[fx.Node]) -> bool:
+        """One matmul in place of those by a matrix, where that is worth it. Returns whether it was made."""
+        matmuls = sorted(matmuls)
+        names = f"{len(matmuls)} matmuls are by {factors(matmuls[0])[1].name}"
+        best = _worth(matmuls, self._budget)
+        if not best.is_gain:
+            return self._leave(matmuls[0], f"{names}: {best}")
+        if self._left <= 0:
+            return self._leave(matmuls[0], f"{names}, but what depends on so many products is not looked for")
+        found, walked = _independent(matmuls)
+        self._left -= walked
+        if len(found.matmuls) < FEWEST:
+            return False  # a state that is carried from step to step
+        orders = [(_worth(order, self._budget), order) for order in (found.matmuls, found.matmuls[::-1])]
+        gain, ordered = min(orders, key=lambda pair: pair[0].merged_s)
+        names = f"{len(ordered)} matmuls are by {factors(ordered[0])[1].name}"
+        if not gain.is_gain:
+            return self._leave(found.matmuls[0], f"{names}: {gain}")
+        kept = self._kept(found, gain)
+        if reason := _obstacle(found) or self._budget.refusal(kept):
+            return self._leave(found.matmuls[0], f"{names}: {gain}, but {reason}")
+        self._budget.nbytes -= kept
+        self._replace(found, ordered)
+        self._decide(Decision(found.matmuls[0].name, "merge", f"{names}: {gain}", gain.joined))
+        return True
+
+    def _leave(self, first: fx.Node, reason: str) -> bool:
+        self._decide(Decision(first.name, "leave", reason))
         return False
-    last = found.matmuls[-1]
-    with last.graph.inserting_before(last):
-        whole = _product(last, rows, known)
-        apart = call(last, aten.split_with_sizes.default, whole, [shape_of(one)[0] for one in rows])
-        parts = [call(one, operator.getitem, apart, at) for at, one in enumerate(matmuls)]
-    at = parts[-1]
-    for node in found.moved:
-        at.append(node)
-        at = node
-    for old, part in zip(matmuls, parts, strict=True):
-        if refusal := replace_value(old, part):
-            decide(Decision(old.name, "kept", f"{names}, but {refusal}"))
-    decide(Decision(found.matmuls[0].name, "merge", f"{names}: {gain}", gain.joined))
-    return True
+
+    def _kept(self, found: Shared, gain: Worth) -> int:
+        """Bytes that live longer: the rows and the products, and what else the ops that are moved read."""
+        moved = {*found.moved, *found.matmuls}
+        read = {value: None for node in found.moved for value in node._input_nodes if value not in moved}
+        rows = (factors(one)[0] for one in found.matmuls)
+        return gain.joined + sum(map(nbytes, found.matmuls)) + kept_nbytes((*read, *rows), self._inputs)
+
+    def _replace(self, found: Shared, ordered: Sequence[fx.Node]) -> None:
+        last = found.matmuls[-1]
+        with last.graph.inserting_before(last):
+            rows = [factors(one)[0] for one in ordered]
+            factor, at = factors(last)[1], MATMULS[last.target]  # type: ignore[index]
+            whole = call(last, last.target, *last.args[:at], joined(last, rows, -2, self._known), factor)  # type: ignore[arg-type]
+            apart = call(last, aten.split_with_sizes.default, whole, [shape_of(one)[0] for one in rows])
+            parts = [call(one, operator.getitem, apart, at) for at, one in enumerate(ordered)]
+        place = parts[-1]
+        for node in found.moved:
+            place.append(node)
+            place = node
+        for old, part in zip(ordered, parts, strict=True):
+            # Nothing of it is returned, and the backward is kept all of them or none.
+            reason = replace_value(old, part, may_keep=nbytes(whole))
+            if reason is not None:
+                self._decide(Decision(old.name, "kept", f"{len(ordered)} matmuls are by {factor.name}, but {reason}"))
+            elif is_named(old):
+                part.name = old.name
 
 
-def _worth(matmuls: Sequence[fx.Node], limits: Limits) -> Worth:
+def _worth(matmuls: Sequence[fx.Node], budget: Budget) -> Worth:
     rows = [factors(one)[0] for one in matmuls]
-    return worth(matmuls, [(rows, -2)], sum(map(nbytes, matmuls)), 0.0, limits)
-
-
-def _product(last: fx.Node, rows: Sequence[fx.Node], known: Joined) -> fx.Node:
-    at = MATMULS[last.target]  # type: ignore[index]
-    return call(last, last.target, *last.args[:at], joined(last, rows, -2, known), factors(last)[1])  # type: ignore[arg-type]
+    return worth(matmuls, [(rows, -2)], sum(map(nbytes, matmuls)), 0.0, budget.peaks)
 
 
 def _obstacle(found: Shared) -> str | None:
     """Why what reads the products cannot be moved behind the last of them."""
+    if found.has_exchange:
+        return "ranks exchange tensors between them, behind which nothing is moved"
     for node in found.moved:
         if is_random(node):
             return f"the random numbers of {node.name} would be drawn later"
-        if is_of_ranks(node) or is_mutable(node):
+        if is_mutable(node):
             return f"{node.name} has to stand where it is"
     return None

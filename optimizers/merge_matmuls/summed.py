@@ -2,10 +2,10 @@
 
     p_0 @ q_0 + r + p_1 @ q_1        addends: two products, one other; result: cat([p_0, p_1], 1) @ cat([q_0, q_1], 0) + r
 
-Each product is read by the sum alone, itself or through views, which are then taken of the one product: a view of a sum is the
-sum of such views. So are the gradients of a weight by which several layers, or steps, multiply. The gradient of a bias, a sum
-of rows, is a product with ones; rows are joined for it where they lie in order, since elsewhere the kernel that computes them
-sums them too (`fuse`).
+Each product is read by the sum alone and added once, itself or through views that only rearrange it, which are then taken of
+the one product: such a view of a sum is the sum of the views. So are the gradients of a weight by which several layers, or
+steps, multiply. The gradient of a bias, a sum of rows, is a product with ones; rows are joined for it where they lie in order,
+since elsewhere the kernel that computes them sums them too (`fuse`).
 
 Products may be added up from the first on or from the last on: that is done in which more of the factors lie in order, since a
 backward goes through the steps from the last to the first.
@@ -13,6 +13,7 @@ backward goes through the steps from the last to the first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,12 +22,17 @@ from torch import fx
 from tracefuse.optimizers.costs.cost import LAUNCH_S
 from tracefuse.optimizers.formulas.addends import addends, is_root, sum_of
 from tracefuse.optimizers.merge_matmuls.joining import Joined, joined, lie_in_order
-from tracefuse.optimizers.merge_matmuls.worth import FEWEST, Limits, Worth, worth
-from tracefuse.optimizers.ops import aten, frozen, grouped, is_getitem, is_view
+from tracefuse.optimizers.merge_matmuls.worth import FEWEST, Budget, Worth, kept_nbytes, worth
+from tracefuse.optimizers.ops import aten, frozen, grouped
 from tracefuse.optimizers.passes import Decide, Decision, attempted
 from tracefuse.optimizers.rewrite import replace_under_name
-from tracefuse.optimizers.trace import call, human_bytes, nbytes, phase, shape_of, val
+from tracefuse.optimizers.trace import call, nbytes, phase, shape_of, val
 
+LINEAR_VIEWS = {
+    aten.view.default, aten._unsafe_view.default, aten.t.default, aten.transpose.int, aten.permute.default,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
+}  # fmt: skip
+"""Views whose sum is the view of the sum, wherever the numbers lie."""
 FACTORS = {aten.mm.default: (-1, -2), aten.bmm.default: (-1, -2), aten.sum.dim_IntList: (-2,)}
 """The dimension along which each factor of a product is joined."""
 
@@ -72,23 +78,22 @@ class Sum:
 
 
 def sums_of_products(graph: fx.Graph) -> Iterator[Sum]:
-    """The sums that have several products of a kind, each with those of which there are the most."""
+    """The sums of products of a kind, beside which there is one other addend at most: it lives until all are added up."""
     for root in [node for node in graph.nodes if is_root(node)]:
         terms = addends(root)
         if len(terms) < FEWEST:
             continue
-        known = [product for term in dict.fromkeys(terms) if (product := _product(term, root)) is not None]
+        times = Counter(terms)
+        known = [found for term in terms if times[term] == 1 and (found := _product(term, root)) is not None]
         most = max(grouped(known, lambda one: one.kind).values(), key=len, default=[])
-        if len(most) >= FEWEST and _is_joinable(found := Sum(root, tuple(terms), tuple(most))):
+        if max(FEWEST, len(terms) - 1) <= len(most) and _is_joinable(found := Sum(root, tuple(terms), tuple(most))):
             yield found
 
 
 def _product(addend: fx.Node, root: fx.Node) -> Product | None:
     """The addend as a product, if nothing else reads it."""
     node, views = addend, list[fx.Node]()
-    while (
-        len(node.users) == 1 and is_view(node) and not is_getitem(node) and node.target is not aten.as_strided.default
-    ):
+    while len(node.users) == 1 and node.target in LINEAR_VIEWS:
         views.append(node)
         node = node.args[0]  # type: ignore[assignment]
     if node.target not in FACTORS or len(node.users) != 1 or phase(node) != phase(root):
@@ -107,30 +112,32 @@ def _is_joinable(found: Sum) -> bool:
     return any(lie_in_order(*one.parts[0]) for one in (found, found.reversed))
 
 
-def merge_summed(found: Sum, limits: Limits, known: Joined, decide: Decide) -> bool:
+def merge_summed(found: Sum, budget: Budget, known: Joined, inputs: Sequence[fx.Node], decide: Decide) -> bool:
     """One matmul for the products of a sum, where that is worth it. Returns whether it was made."""
-    (gain, found) = min(
-        ((_worth(one, limits), one) for one in (found, found.reversed)), key=lambda pair: pair[0].merged_s
-    )
+    name = found.root.name
+    orders = [(_worth(one, budget), one) for one in (found, found.reversed)]
+    gain, found = min(orders, key=lambda pair: pair[0].merged_s)
     said = f"{len(found.products)} products are summed: {gain}"
-    if not gain.is_gain or gain.joined > limits.most_nbytes:
-        over = f", but it may be {human_bytes(limits.most_nbytes)}" if gain.is_gain else ""
-        decide(Decision(found.root.name, "leave", f"{said}{over}"))
+    if not gain.is_gain:
+        decide(Decision(name, "leave", said))
         return False
-    name, before = found.root.name, dict(known)
-    refusal = replace_under_name(found.root, lambda: _built(found, known))
-    if refusal is not None:
-        known.clear()
-        known.update(before)
+    kept = gain.joined + kept_nbytes((part for parts, _ in found.parts for part in parts), inputs)
+    before = set(known)
+    refusal = budget.refusal(kept) or replace_under_name(found.root, lambda: _built(found, known))
+    if refusal is None:
+        budget.nbytes -= kept
+    else:
+        for key in known.keys() - before:
+            del known[key]
     decide(attempted(name, "merge", said, refusal, gain.joined))
     return refusal is None
 
 
-def _worth(found: Sum, limits: Limits) -> Worth:
+def _worth(found: Sum, budget: Budget) -> Worth:
     ops = [one.op for one in found.products]
     written_s = LAUNCH_S if len(found.terms) == len(ops) else 0.0
-    more_s = written_s + sum(map(nbytes, ops)) / limits.peaks.bytes_per_s
-    return worth(ops, found.parts, nbytes(found.root), more_s, limits)
+    more_s = written_s + sum(map(nbytes, ops)) / budget.peaks.bytes_per_s
+    return worth(ops, found.parts, nbytes(found.root), more_s, budget.peaks)
 
 
 def _built(found: Sum, known: Joined) -> fx.Node:

@@ -147,8 +147,11 @@ def test_without_passes_nothing_is_marked() -> None:
     shown = payload(variant(**dict.fromkeys(PASSES, False)))
     assert {line["diff"] for half in ("forward", "backward") for line in shown[half]["lines"]} == {" "}
     assert shown["summary"]["kernels"] == {"unique": 0, "launches": 0}
-    off = "simplify=False, freeze=None, cat=False, linear_cross_entropy=False, decompose=False, channels_last=False"
-    assert shown["call"] == f"c.optimize({off}, pad=False, remat=None, optimizer_step=False, fuse=False)"
+    off = "simplify=False, freeze=None, merge_matmuls=False, cat=False, linear_cross_entropy=False, decompose=False"
+    assert (
+        shown["call"]
+        == f"c.optimize({off}, channels_last=False, pad=False, remat=None, optimizer_step=False, fuse=False)"
+    )
 
 
 def test_guards_are_notes() -> None:
