@@ -125,8 +125,8 @@ def _refusal(built: Built, recording: Recording, again: Sequence[fx.Node], stepp
         return (
             f"the update writes to views of its tensors{line}, and no trace of its own can hold that. Let the optimizer "
             "write to its tensors themselves; where a parameter is complex, keep its real and imaginary parts "
-            "(`nn.Parameter(torch.view_as_real(weight))`), and make it of them in the forward (`torch.view_as_complex`); where "
-            "one has no dimensions, as under Rprop, give it one (`torch.zeros(1)`)"
+            "(`nn.Parameter(torch.view_as_real(weight))`), and make it of them in the forward (`torch.view_as_complex`); "
+            "where one has no dimensions, as under Rprop, give it one (`torch.zeros(1)`)"
         )
     if not again:
         return ""

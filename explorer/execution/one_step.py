@@ -67,8 +67,8 @@ def check_one_step(variant: Optimised) -> None:
     for earlier, later in repeated(_drawing(variant.trace), variant.program.rng_states):
         raise ExportError(
             f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
-            "the same numbers. Draw the numbers once, keep them in a variable and use them twice; where two generators have one "
-            "seed, give them two, or draw outside of what is captured."
+            "the same numbers. Draw the numbers once, keep them in a variable and use them twice; where two generators have "
+            "one seed, give them two, or draw outside of what is captured."
         )
 
 

@@ -103,8 +103,8 @@ def _replace(node: fx.Node, of: Mapping[int | None, fx.Node]) -> None:
 
 def _with_tensor(node: fx.Node, operands: Sequence[Any], number: fx.Node) -> fx.Node:
     """What `node` computes of the operands of one parameter. Halves are computed in float32, as ATen does with numbers, and on
-    a CPU it multiplies by the number first. The number is rounded to the type of a parameter without dimensions, which it would
-    widen otherwise."""
+    a CPU it multiplies by the number first. For a parameter without dimensions, which it would widen, the number is rounded to
+    its type."""
     name = node.target.overloadpacket.__name__.removeprefix("_foreach_")  # type: ignore[union-attr]
     dtype = val(operands[0]).dtype
     computed = torch.float32 if dtype in HALVES else dtype
