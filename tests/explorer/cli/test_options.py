@@ -90,8 +90,8 @@ def test_values_are_accepted_in_the_forms_people_write(given: dict, field: str, 
         ({"remta": 0}, "did you mean remat"),
         (
             {"whatever": 0},
-            "choose from simplify, freeze, cat, linear_cross_entropy, logits_memory, decompose, channels_last, pad, "
-            "remat, memory_budget, "
+            "choose from simplify, freeze, merge_matmuls, cat, linear_cross_entropy, logits_memory, decompose, channels_last, "
+            "pad, remat, memory_budget, "
             "peak_budget, save, recompute, remat_options, optimizer_step, fuse",
         ),
     ],
@@ -190,8 +190,8 @@ def test_passes_are_in_pipeline_order() -> None:
     def without(*off: str) -> list[str]:
         return [name for name in PASSES if name not in off]
 
-    order = "simplify freeze cat linear_cross_entropy decompose channels_last pad remat optimizer_step fuse overlap"
-    assert [p.name for p in Config.of(overlap=True).passes()] == list(PASSES) == order.split()
+    order = "simplify freeze merge_matmuls cat linear_cross_entropy decompose channels_last pad remat optimizer_step"
+    assert [p.name for p in Config.of(overlap=True).passes()] == list(PASSES) == [*order.split(), "fuse", "overlap"]
     assert [p.name for p in Config().passes()] == without(*OFF_BY_DEFAULT)
     assert [p.name for p in Config.of(cat=False, remat=None).passes()] == without("cat", "remat", *OFF_BY_DEFAULT)
     assert [p.name for p in Config.of(decompose=False, pad=False).passes()] == without(
