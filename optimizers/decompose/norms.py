@@ -24,6 +24,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from tracefuse.optimizers.decompose.group_norms import group_norm, group_norm_backward, holds_its_rows, is_whole
@@ -134,11 +135,18 @@ def _reason(node: fx.Node) -> str | None:
         return "it has no elements of floating point"
     if node.target in BATCH_FORWARDS and not _trains(node) and _read(node) - {0}:
         return "it does not train, and its statistics are read"
-    if node.target in BATCH_FORWARDS and _read(node) & {1, 2} and val(node)[1].dtype in HALVES:
+    if node.target in BATCH_FORWARDS and _read(node) & {1, 2} and _is_miscalled(node):
         return "its statistics are read, which are float32, and halves by torch's fake tensors of a CPU"
     if _gains(node):
         return None
     return "no op beside it could join it: ATen's kernels move the same bytes"
+
+
+def _is_miscalled(node: fx.Node) -> bool:
+    """Whether fake tensors have the statistics of a batch norm in another type than the operator yields them in: that of a
+    weight that is wider than the images."""
+    weight = arguments(node)["weight"]
+    return val(node)[1].dtype in HALVES and weight is not None and val(weight).dtype is torch.float32
 
 
 def _gains(node: fx.Node) -> bool:

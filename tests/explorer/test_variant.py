@@ -28,7 +28,7 @@ def test_equal_configurations_share_a_variant_and_variants_share_steps(captured)
     both = captured.optimize()
     assert captured.optimize() is both
     other = both.with_config(remat=0.25)
-    assert [s is t for s, t in zip(both.passes, other.passes, strict=True)] == [True] * 7 + [False] * 3
+    assert [s is t for s, t in zip(both.passes, other.passes, strict=True)] == [True] * 8 + [False] * 3
     assert other.with_config(remat=0.5) is both
 
 

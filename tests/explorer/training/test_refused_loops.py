@@ -223,7 +223,7 @@ REFUSED = {
     Advantages: (r": leave out the `.item\(\)`, .* it \(.*:\d+  return said.item\(\)\), .*`t.detach\(\)`", DetachedAdvantages),
     Scaled: (r"; where it is made of what the host reads of a tensor in .*:\d+  return said.item\(\) / 2, ", DetachedScaled),
     CheckpointedNorm: (r"^the backward runs .*\(self.model, x.* 1.num_batches.* outside of it\.$", NormBeforeCheckpoint),
-    Phases: (r"^the update writes to views of its tensors .*complex, .*\(`torch.view_as_complex`\)\.$", RealPhases),
+    Phases: (r"^the update writes to views of its tensors .*complex, .*\(`torch.view_as_complex`\); .*\.$", RealPhases),
     InTurn: (r"reads other parameters than this one .*head\(self.model\(x\)\).*compile one that runs all", Together),
     Rollouts: (r"ran other ops: [^:]*, in .*:\d+  self.old = self.model\(2 \* x\)\. .* capture one that is repeated", None),
 }  # fmt: skip
