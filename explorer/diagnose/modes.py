@@ -57,19 +57,16 @@ def modes_that_slow(case: Case) -> Iterator[Finding]:
         if name == "cudnn benchmark" and known.get("cudnn") == "off":
             continue  # it guesses nothing
         if convolutions and known.get(name) == value:
-            slow = _guessed_badly(case, convolutions) if name == "cudnn benchmark" else []
-            if slow:
-                yield from _guessed(case, slow, len(convolutions), remedy)
+            peaks = _ran_with(case) if name == "cudnn benchmark" and case.times.is_measured else None
+            if peaks is not None and (slow := _guessed_badly(case, convolutions, peaks)):
+                yield from _guessed(case, slow, len(convolutions), remedy, peaks)
                 continue
             yield from _mode(case, name, value, severity, remedy, convolutions, line_of(convolutions[0]))
 
 
-def _guessed_badly(case: Case, convolutions: Sequence[fx.Node]) -> list[fx.Node]:
-    """The convolutions that were measured to take far longer than they need on the GPU that ran them, where its rates are
-    known: of those that tensor cores run, since others have no fast algorithm."""
-    peaks = _ran_with(case)
-    if not case.times.is_measured or peaks is None:
-        return []
+def _guessed_badly(case: Case, convolutions: Sequence[fx.Node], peaks: Peaks) -> list[fx.Node]:
+    """The convolutions that were measured to take far longer than they need by the rates of the GPU that ran them: of
+    those that tensor cores run, since others have no fast algorithm."""
     dense = [n for n in convolutions if _has_tensor_cores(n, case) and n.name not in case.times.predicted]
     long = [node for node in dense if case.us([node]) > SHORT_US]
     return [node for node in long if case.us([node]) > SLOW * 1e6 * roofline_seconds(node, peaks)]
@@ -83,7 +80,7 @@ def _has_tensor_cores(convolution: fx.Node, case: Case) -> bool:
 
 
 def _ran_with(case: Case) -> Peaks | None:
-    """The rates of the GPU on which the program ran: as they were measured there, else by its datasheet."""
+    """The rates of the GPU on which the program ran: as measured there, else by its datasheet; None without either."""
     device, tf32 = case.program.environment.get("device", ""), case.program.convolutions["tf32"]
     found = known_peaks("cuda")
     if found is not None and device == torch.cuda.get_device_name():
@@ -91,9 +88,8 @@ def _ran_with(case: Case) -> Peaks | None:
     return datasheet_of(device, case.program.tf32, tf32)
 
 
-def _guessed(case: Case, slow: Sequence[fx.Node], count: int, remedy: str) -> Iterator[Finding]:
-    us, slowest, peaks = case.us(slow), max(slow, key=lambda node: case.us([node])), _ran_with(case)
-    assert peaks is not None
+def _guessed(case: Case, slow: Sequence[fx.Node], count: int, remedy: str, peaks: Peaks) -> Iterator[Finding]:
+    us, slowest = case.us(slow), max(slow, key=lambda node: case.us([node]))
     times = case.us([slowest]) / (1e6 * roofline_seconds(slowest, peaks))
     spared = us * (1 - 1 / FASTER)
     yield from case.finding(
