@@ -11,6 +11,10 @@ Ranks whose batches have other sizes make other kernels, and must start the same
 runs before `remat` and `fuse`, and follows what an op reads, sends and is a gather of, which sizes do not change; those two
 keep the order that they find.
 
+On CPUs, whose collectives are gloo's, each gather of a group is waited for before the next one of it starts. Gloo sends both
+under one tag (`allgather_coalesced`, which `all_gather_into_tensor` calls too; torch 2.13 and 2.14), so that two at once write
+into each other's memory.
+
 Sources: the operators of `torch.distributed._functional_collectives`, whose results are waited for before they are read.
 """
 
@@ -24,7 +28,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import packet_name
-from tracefuse.optimizers.ops import ISSUED, is_collective, is_recorded, is_wait, reached
+from tracefuse.optimizers.ops import ISSUED, is_collective, is_getitem, is_recorded, is_wait, reached
 from tracefuse.optimizers.overlap.collectives import gathers_parameters, needed_at, passing_on, sent_by
 from tracefuse.optimizers.overlap.gathers import gather_again, gathers_in, prefetch
 from tracefuse.optimizers.overlap.options import Options
@@ -86,12 +90,39 @@ def issued_early(trace: Trace, options: Options, decide: Decide) -> Trace:
     if options.prefetch is not None:
         prefetch(gathers, places, options.prefetch, decide)
     reordered(graph, places)
+    _wait_for_gathers_of_cpus(graph, decide)
     refresh_views(graph)
     if options.second_group:
         decide(Decision(found[0].name, "leave", "second_group changes nothing: the groups are the program's own"))
     if options.reshard is False:
         decide(Decision(found[0].name, "leave", "reshard=False changes nothing: what was gathered is kept as it is"))
     return new
+
+
+def _wait_for_gathers_of_cpus(graph: fx.Graph, decide: Decide) -> None:
+    """Before a gather of a group of CPUs starts, wait for the one of this group that is in flight."""
+    in_flight: dict[object, fx.Node] = {}
+    seen: set[fx.Node] = set()
+    for node in graph.nodes:
+        seen.add(node)
+        if not (is_collective(node) and packet_name(node).startswith("all_gather")):
+            continue
+        if val(sent_by(node)[0]).device.type != "cpu":
+            continue
+        before = in_flight.get(node.args[-1])
+        late = [] if before is None else [one for one in _taken(before) if one not in seen]
+        for one in late:
+            node.prepend(one)
+            seen.add(one)
+        if late:
+            decide(Decision(before.name, "wait", f"gloo cannot gather for {node.name} meanwhile", nbytes(before)))  # type: ignore[union-attr]
+        in_flight[node.args[-1]] = node
+
+
+def _taken(gather: fx.Node) -> list[fx.Node]:
+    """The waits for what a gather gives, each behind the item that it waits for."""
+    items = [one for one in gather.users if is_getitem(one)]
+    return [*items, *(one for given in (gather, *items) for one in given.users if is_wait(one))]
 
 
 def _kept(trace: Trace) -> set[fx.Node]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from cuda_traces import on_cuda
 from ranks import Gathering, gathering_graph, needs_gloo
 
 import tracefuse
@@ -83,16 +84,42 @@ def test_every_collective_is_waited_for_in_its_own_phase_and_none_twice(trace: T
         assert all(len(item.users) == 1 and all(map(is_wait, item.users)) for item in node.users)
 
 
+def gathers_meanwhile(trace: Trace) -> list[int]:
+    """How many others start while a gather is in flight, for each of them, in order."""
+    place = {node: at for at, node in enumerate(trace.ops)}
+    starts = [node for node in trace.ops if (is_start(node) or is_joined(node)) and gathers_parameters(node)]
+    given = [list(node.users) if is_joined(node) else [node] for node in starts]
+    ends = [max(place[wait] for one in ones for wait in one.users) for ones in given]
+    return [sum(place[node] < place[one] < end for one in starts) for node, end in zip(starts, ends, strict=True)]
+
+
 def test_a_gather_is_in_flight_for_as_many_others_as_it_is_prefetched(trace: Trace) -> None:
     assert order(trace, "forward").startswith("sw")
     for depth in (0, 1, 2):
-        new, _ = applied(trace, prefetch=depth)
-        starts = [node for node in new.ops if is_start(node) and gathers_parameters(node)]
-        place = {node: at for at, node in enumerate(new.ops)}
-        for at, node in enumerate(starts):
-            (wait,) = node.users
-            meanwhile = [one for one in starts if place[node] < place[one] < place[wait]]
-            assert len(meanwhile) == min(depth, LAYERS - 1 - at)
+        new, _ = applied(on_cuda(trace), prefetch=depth)
+        assert gathers_meanwhile(new) == [min(depth, LAYERS - 1 - at) for at in range(LAYERS)]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_no_two_gathers_of_cpus_are_in_flight(trace: Trace, options: dict[str, Any]) -> None:
+    """Gloo sends all gathers of a group under one tag: two at once write into each other's memory."""
+    new, decisions = applied(trace, **options)
+    assert not any(gathers_meanwhile(new))
+    on_gpus = gathers_meanwhile(applied(on_cuda(trace), **options)[0])
+    assert any(on_gpus) == any(one.action == "wait" for one in decisions)
+
+
+def test_gathers_that_the_program_waits_for_at_once_are_not_both_in_flight_on_cpus(trace: Trace) -> None:
+    """As `a = wait(gather(a)); b = wait(gather(b)); x @ a @ b`: a wait goes down to its first reader, the next gather not."""
+    both = trace.copy()
+    first, second, *_ = (node for node in both.ops if is_start(node) and gathers_parameters(node))
+    (wait,) = second.users
+    for node in (wait, second):
+        next(iter(first.users)).append(node)
+    verify(both)
+    assert gathers_meanwhile(both)[0] == 0
+    assert gathers_meanwhile(applied(both)[0])[0] == 0
+    assert gathers_meanwhile(applied(on_cuda(both))[0])[0] == 1
 
 
 def test_gradients_are_waited_for_behind_the_backward(trace: Trace) -> None:
