@@ -1,10 +1,11 @@
-"""Findings about Python's loops: a sample at a time, concatenations that grow, and writes into slices."""
+"""Findings about Python's loops: a sample or a step at a time, concatenations that grow, and writes into slices."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -24,6 +25,10 @@ _SELECTING = (
     "compute it of the whole batch at once, with `masked_fill` or `torch.where` in place of a selection by a boolean mask: "
     '`x.masked_fill(~mask, float("-inf")).amax(1)` instead of `x[i][mask[i]].max()` in a loop'
 )
+_OF_ALL_STEPS = (
+    "compute it for all steps before the loop, as `x @ w` in place of `x[t] @ w`, and leave in the loop what needs the step "
+    "before; `merge_matmuls` does so to small matmuls"
+)
 _CELLS = ("RNNCell", "LSTMCell", "GRUCell")
 """Modules of torch's that compute one step of a sequence, of which `torch.vmap` makes no sequence."""
 GROWING = 4
@@ -32,16 +37,35 @@ MOST_SHARED = 8
 """How many times the ops of the trace rounds may reach in all: those that need each other reach the same again and again."""
 
 
+@dataclass(frozen=True)
+class _Loop:
+    """A loop over the parts of `base`: its `ops` that need one part each, of so many, and whether other ops of it need what
+    the round before made."""
+
+    base: fx.Node
+    ops: list[fx.Node]
+    rounds: int
+    is_recurrent: bool
+
+    @property
+    def remedy(self) -> str:
+        if self.is_recurrent:
+            return _OF_ALL_STEPS
+        return _SELECTING if any(map(_selects, self.ops)) else _AT_ONCE
+
+
 def loops_over_samples(case: Case) -> Iterator[Finding]:
     """Loops that compute the same of each sample of a batch, and of no round what another one made."""
-    for at, (base, ops, rounds) in _rounds(case).items():
+    for at, loop in _loops(case).items():
+        ops, rounds = loop.ops, loop.rounds
         every = with_backward(case, ops)
         launches = HOST_US * len(every) * (rounds - 1) / rounds
         waited = launches - case.us(every)
         yield from case.finding(
             "per-sample-loop",
             case.severity(waited, case.step_us + waited),
-            f"a loop computes the same for each of {rounds} samples of {list(val(base).shape)}",
+            f"a loop computes the same for each of {rounds} {'steps' if loop.is_recurrent else 'samples'} of "
+            f"{list(val(loop.base).shape)}",
             (
                 ("ops", f"{len(ops)} in the forward, {len(every) - len(ops)} in the backward"),
                 ("kernels take", f"{time_text(case.us(every))} ({case.times.provenance})"),
@@ -49,15 +73,15 @@ def loops_over_samples(case: Case) -> Iterator[Finding]:
             ),
             ops,
             at,
-            _SELECTING if any(map(_selects, ops)) else _AT_ONCE,
+            loop.remedy,
             f"at most {time_text(waited)} a step, if the GPU waits for the host (modelled)",
             kind="modelled",
         )
 
 
-def _rounds(case: Case) -> dict[str, tuple[fx.Node, list[fx.Node], int]]:
-    """By line: what is taken apart along its first dimension, the ops of the rounds, and how many rounds there are."""
-    found: dict[str, tuple[fx.Node, list[fx.Node], int]] = {}
+def _loops(case: Case) -> dict[str, _Loop]:
+    """The loops over what is taken apart along its first dimension, by the line of most of their ops."""
+    found: dict[str, _Loop] = {}
     own = set(case.own_ops)
     parts = [n for n in case.trace.ops if case.half[n] == "forward" and not origin(n).autograd and _is_part(n)]
     for base, group in grouped(parts, _whole).items():
@@ -77,18 +101,23 @@ def _rounds(case: Case) -> dict[str, tuple[fx.Node, list[fx.Node], int]]:
         if not inside or longest_chain(case.trace, inside) >= len(pieces):
             continue
         count = Counter(map(line_of, inside))
-        found.setdefault(max(count, key=count.__getitem__), (base, inside, len(pieces)))
+        loop = _Loop(base, inside, len(pieces), _is_carried(of, len(pieces)))
+        found.setdefault(max(count, key=count.__getitem__), loop)
     return _without_repeats(found)
 
 
-def _without_repeats(
-    found: dict[str, tuple[fx.Node, list[fx.Node], int]],
-) -> dict[str, tuple[fx.Node, list[fx.Node], int]]:
+def _is_carried(of: Mapping[fx.Node, int], rounds: int) -> bool:
+    """Whether most rounds need what those before them made, for more than adding to it."""
+    counts = {needed.bit_count() for node, needed in of.items() if packet_name(node) != "add"}
+    return len(counts - {1, rounds}) > rounds // 2
+
+
+def _without_repeats(found: dict[str, _Loop]) -> dict[str, _Loop]:
     """The loops without those that another one of more ops says already: a loop may take several tensors apart."""
-    kept: dict[str, tuple[fx.Node, list[fx.Node], int]] = {}
-    for at, one in sorted(found.items(), key=lambda pair: -len(pair[1][1])):
-        lines = set(map(line_of, one[1]))
-        if not any(lines & set(map(line_of, other)) for _, other, _ in kept.values()):
+    kept: dict[str, _Loop] = {}
+    for at, one in sorted(found.items(), key=lambda pair: -len(pair[1].ops)):
+        lines = set(map(line_of, one.ops))
+        if not any(lines & set(map(line_of, other.ops)) for other in kept.values()):
             kept[at] = one
     return {at: one for at, one in found.items() if at in kept}
 

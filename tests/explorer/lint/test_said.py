@@ -139,6 +139,24 @@ def test_a_loop_that_takes_two_tensors_apart_is_said_once_with_masks_in_place_of
     assert "vmap" not in finding.fix
 
 
+@pytest.mark.parametrize("is_recurrent", [True, False])
+def test_what_a_recurrent_net_computes_of_each_step_is_computed_before_its_loop(is_recurrent: bool) -> None:
+    """A sum over the rounds is none: its rounds need each other for nothing but adding."""
+    x = torch.randn(24, 4, 16)
+    into, back = torch.randn(16, 32, requires_grad=True), torch.randn(32, 32, requires_grad=True)
+
+    def step() -> None:
+        state = torch.zeros(4, 32)
+        for given in x:
+            new = (given @ into).tanh()
+            state = torch.tanh(new + state @ back) if is_recurrent else state + new
+        state.square().mean().backward()
+
+    (one,) = found("per-sample-loop", case(tracefuse.capture(step)))
+    assert ("before the loop" in one.fix) == is_recurrent == ("24 steps" in one.title)
+    assert ("torch.vmap" in one.fix) != is_recurrent
+
+
 def test_what_a_cast_is_worth_has_no_sum_of_gradients_in_it() -> None:
     """A residual around a norm in float32: autograd sums both gradients in the name of the cast, and does so without it."""
     norm, feed, x = nn.LayerNorm(256), nn.Linear(256, 256).bfloat16(), torch.randn(512, 256, dtype=torch.bfloat16)
