@@ -205,10 +205,10 @@ def _type_conflict(old: fx.Node, new: fx.Node) -> str | None:
 
 
 def _phase_conflict(old: fx.Node, new: fx.Node, may_keep: int) -> str | None:
-    phases = {phase(user) for user in old.users if user.op == "call_function"}
     if phase(new) == "backward":
-        return f"the forward would read the backward value {new.name}" if "forward" in phases else None
-    if "backward" not in phases or not is_newly_saved(new):
+        is_early = any(phase(user) == "forward" for user in old.users if user.op == "call_function")
+        return f"the forward would read the backward value {new.name}" if is_early else None
+    if not any(map(is_read_late, views_of(old))) or not is_newly_saved(new):
         return None
     freed, kept = stored_bytes(old) if phase(old) == "forward" else 0, stored_bytes(new)
     if kept <= freed + may_keep:

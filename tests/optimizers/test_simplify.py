@@ -10,9 +10,10 @@ from traces import captured, ops, tried
 
 import tracefuse
 from tracefuse.optimizers import rewrite
+from tracefuse.optimizers.costs.cost import packet_name
 from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.simplify import ONLY_FOR, Simplify, is_exact_cast
-from tracefuse.optimizers.trace import nbytes, phase
+from tracefuse.optimizers.trace import is_read_late, nbytes, phase
 
 x46 = torch.randn(4, 6, dtype=torch.float64)
 half = torch.randn(4, 6, dtype=torch.bfloat16)
@@ -263,6 +264,22 @@ def test_what_fakes_do_not_foretell_keeps_its_operands(monkeypatch):
     assert without_its_copy() is None
     monkeypatch.setattr(rewrite, "evaluate", otherwise)
     assert without_its_copy() == "the strides of sin are not those that torch's fake tensors foretell"
+
+
+def test_a_value_that_the_backward_reads_through_a_view_of_the_forward_is_saved():
+    """A part of a larger value in its place would keep all of that."""
+    x, weight = torch.randn(6, 4), torch.randn(6, 3, requires_grad=True)
+
+    def step():
+        part = torch.cat([x, x]).sin()[:6]
+        loss = (x.cos().t() @ weight).sum() + part.sum()
+        loss.backward()
+        return loss
+
+    ops = {packet_name(node): node for node in tracefuse.capture(step).trace.copy().ops}
+    old, new = ops["cos"], ops["slice"]
+    assert not is_read_late(old)
+    assert "would have to be saved for the backward" in rewrite.replace_value(old, new)
 
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)
