@@ -86,7 +86,7 @@ def gpt_lora(small: bool, device: str) -> TrainingStep:
     return frozen("GPT, bf16, LoRA adapters trained", model.to(device, torch.bfloat16), inputs, ("*", "!*.lora_*"))
 
 
-# --- frozen parameters, residual chains -------------------------------------------------------------------------------
+# --- frozen parameters, recurrent nets, residual chains ---------------------------------------------------------------
 
 
 def frozen(title: str, model: nn.Module, inputs: tuple[Tensor, ...], patterns: tuple[str, ...]) -> TrainingStep:
@@ -120,6 +120,32 @@ def stack(small: bool, device: str) -> TrainingStep:
     )
 
 
+class LSTM(nn.Module):
+    """An LSTM by hand over `[step, batch, width]`: one matmul by the input's matrix and one by the state's a step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into, self.back = (nn.Linear(width, 4 * width, bias=bias) for bias in (True, False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = cell = x.new_zeros(x.shape[1:])
+        states = []
+        for given in x:
+            start, forget, new, out = (self.into(given) + self.back(state)).chunk(4, -1)
+            cell = forget.sigmoid() * cell + start.sigmoid() * new.tanh()
+            state = out.sigmoid() * cell.tanh()
+            states.append(state)
+        return torch.stack(states)
+
+
+def lstm(small: bool, device: str) -> TrainingStep:
+    steps, rows, width = (6, 4, 8) if small else (64, 64, 256)
+    x = torch.randn(steps, rows, width, device=device, requires_grad=True)
+    variants = {"tracefuse": {}, "matmuls one by one": {"merge_matmuls": False}}
+    title = f"LSTM by hand, {steps} steps of `[{rows}, {width}]`, fp32"
+    return TrainingStep(title, MeanSquare(LSTM(width)).to(device), (x,), variants=variants)
+
+
 def chain(small: bool, device: str) -> TrainingStep:
     """Scaled weights: with unit variance the chain is chaotic, and no two compilers agree on it."""
     layers = 4 if small else 128
@@ -142,5 +168,6 @@ STEPS: dict[str, Made] = {
     "gpt_tf32": gpt_tf32,
     "gpt_lora": gpt_lora,
     "stack": stack,
+    "lstm": lstm,
     "chain": chain,
 }
