@@ -345,7 +345,10 @@ def _told(reason: Exception) -> str:
 def _defect(error: Exception) -> str:
     """What nobody raised on purpose, with the place where it was raised."""
     at = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{shown(error)} ({at.filename}:{at.lineno}); this is a defect of tracefuse, please report it"
+    place = f"{at.filename}:{at.lineno}"
+    return (
+        f"{shown(error)} ({place}); this is a defect of tracefuse, please report it, unless eager PyTorch raises it too"
+    )
 
 
 # --- globs ------------------------------------------------------------------------------------------------------------

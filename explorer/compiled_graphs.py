@@ -208,7 +208,7 @@ def _kept_all(
 
 def _kept(tensor: torch.Tensor, known: Kept | None, layout: torch.Tensor, kind: str) -> Kept:
     """What gives the tensor to measure on: itself while it lives, or one like it."""
-    if _is_fake(tensor):
+    if _is_fake(tensor) or tensor.is_meta:
         return functools.partial(_drawn_like, layout)
     if kind in ("parameter", "buffer"):
         return functools.partial(_alive, weakref.ref(tensor), layout)

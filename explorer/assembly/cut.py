@@ -12,7 +12,7 @@ of one step, the update is what comes behind the last backward, and the updates 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +25,7 @@ from tracefuse.assembly.refusals import where
 from tracefuse.optimizers.ops import reached
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.trace import origin
-from tracefuse.recording.calls import Guard, Recording, Value, values_in
+from tracefuse.recording.calls import Call, Guard, Recording, Value, values_in
 
 _FINITE = {torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default}
 
@@ -224,16 +224,48 @@ def _deciding(recording: Recording) -> set[Value]:
     return found - measured
 
 
-def guards_of(recording: Recording, is_cut: bool) -> Iterator[Guard]:
+def guards_of(recording: Recording, sources: Mapping[Value, tuple[str, str]], is_cut: bool) -> Iterator[Guard]:
     """The Python values that the program took from tensors; where it is cut, those of the update are what an optimizer read
-    and, outside of autograd's engine, what was computed from what either of the two left."""
+    and, outside of autograd's engine, what was computed from what either of the two left. `sources` are the kind and the name
+    of what comes from outside."""
     late: set[Value] = set()
-    deciding = _deciding(recording)
+    deciding, data = _deciding(recording), _Data(sources)
     for call in recording.calls:
         is_late = call.in_optimizer or (not call.in_engine and any(value.base in late for value in call.reads()))
         made = [*call.out_values(), *call.writes()]
         if not made:
             decides = call.in_optimizer or any(value.base in deciding for value in call.reads())
-            yield Guard(str(call.func), call.outs, call.origin.source, call.in_optimizer, is_cut and is_late, decides)
-        elif is_late or call.in_engine:
+            known = data.under(call) if call.is_asked else ()
+            yield Guard(
+                str(call.func), call.outs, call.origin.source, call.in_optimizer, is_cut and is_late, decides, known
+            )
+            continue
+        if is_late or call.in_engine:
             late.update(value.base for value in made)
+        data.follow(call, made)
+
+
+class _Data:
+    """Which inputs of the step, of their kinds and names in `sources`, its values are computed of, and of nothing that is
+    trained."""
+
+    def __init__(self, sources: Mapping[Value, tuple[str, str]]) -> None:
+        self._trained = {value.base for value, (kind, _) in sources.items() if kind == "parameter"}
+        given = ((value.base, name) for value, (kind, name) in sources.items() if kind == "input" and name)
+        self._names: dict[Value, tuple[str, ...]] = {base: (name,) for base, name in given}
+
+    def under(self, call: Call) -> tuple[str, ...]:
+        """The names of the inputs that a call depends on; () where it depends on a parameter."""
+        read = {value.base: None for value in call.reads()}
+        if call.in_engine or not self._trained.isdisjoint(read):
+            return ()
+        return tuple(dict.fromkeys(name for base in read for name in self._names.get(base, ())))
+
+    def follow(self, call: Call, made: Iterable[Value]) -> None:
+        names = self.under(call)
+        is_trained = call.in_engine or any(value.base in self._trained for value in call.reads())
+        for value in made:
+            if is_trained:
+                self._trained.add(value.base)
+            elif names:
+                self._names[value.base] = names

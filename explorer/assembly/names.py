@@ -7,6 +7,7 @@ import builtins
 import keyword
 import re
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -98,11 +99,23 @@ class Names:
         self._next: dict[str, int] = dict.fromkeys(RESERVED_NAMES, 1)
 
     def fresh(self, wanted: str) -> str:
-        name = re.sub(r"\W+", "_", wanted).strip("_") or "value"
+        name = re.sub(r"\W+", "_", _in_ascii(wanted), flags=re.ASCII).strip("_") or "value"
         name = f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in _BUILTINS else name
         count = self._next.get(name, 0)
         self._next[name] = count + 1
         return name if count == 0 else self.fresh(f"{name}_{count}")
+
+
+def _in_ascii(text: str) -> str:
+    """The text as `torch.fx` takes names: letters of other alphabets are spelled by what they are called, `γ` as gamma."""
+    if text.isascii():
+        return text
+    apart = unicodedata.normalize("NFKD", text)
+    return "".join(one if one.isascii() else _called(one) for one in apart if not unicodedata.combining(one))
+
+
+def _called(letter: str) -> str:
+    return unicodedata.name(letter, "_").split()[-1].lower()
 
 
 # --- what the user's lines assign --------------------------------------------------------------------------------------

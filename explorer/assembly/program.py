@@ -298,7 +298,7 @@ def captured_program(
             **without_gradient(recorder, roles),
             **(grown.facts if grown else {}),
         },
-        guards=tuple(guards_of(recording, update is not None)),
+        guards=tuple(guards_of(recording, roles.sources, update is not None)),
         stops=tuple(recording.stops),
         dropped=unread,
         optimizers={name: frozenset(name_of_value[v] for v in values) for name, values in held.items()},

@@ -85,7 +85,8 @@ def unshown(
 ) -> tuple[tuple[Dropped, ...], tuple[Unrecorded, ...]]:
     """Of the ops that none of `returned` depends on: those that nothing used, and what is said of those that Python ran for
     what variables hold, or that gave their memory to a tensor that is there: it is one of `lying`."""
-    never_used = _unread(recording, {*returned, *alive})
+    made_leaves = _made_leaves(recording)
+    never_used = _unread(recording, {*returned, *alive, *made_leaves})
     of_python = {value for call in recording.calls if not call.in_engine for value in call.out_values()}
     known = set(map(id, _unread(recording, {*returned, *(of_python & bound.keys())})))
     # What a backward starts from that is no part of the trace is no variable's.
@@ -108,6 +109,13 @@ def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
         else:
             live.update(value.base for value in call.reads())
     return found[::-1]
+
+
+def _made_leaves(recording: Recording) -> set[Value]:
+    """What the program computed and then made a leaf (`x.requires_grad_()`): its graph begins there, at an input."""
+    inputs = {value.memory for value in recording.externals} - {None}
+    made = (value for call in recording.calls for value in call.out_values())
+    return {value for value in made if value.memory in inputs and value.base is value}
 
 
 def _given_elsewhere(calls: Iterable[Call]) -> tuple[Unrecorded, ...]:

@@ -53,7 +53,8 @@ def gradients_of_data(case: Case) -> Iterator[Finding]:
             {entry.source},
             f"every backward computes the gradient of `{entry.source}`, which is no parameter",
             ("fills", f"`{entry.source}.grad`"),
-            f"if nothing reads `{entry.source}.grad`: make it without requires_grad",
+            f"if nothing reads `{entry.source}.grad`: make it without requires_grad; where `torch.autograd.grad` asks for its "
+            "gradient, too, tell the backward what it is for (`loss.backward(inputs=list(model.parameters()))`)",
         )
 
 

@@ -54,7 +54,8 @@ _OF_A_LIBRARY = (
     "library's authors for a form without it"
 )
 _OF_A_MASK = (
-    "no mask where nothing is padded (`attention_mask=None`), or one that needs no look (4-D, as attention adds it)"
+    "a mask that needs no look (4-D, as attention adds it), or none where nothing is padded (`attention_mask=None`), unless "
+    "the model then looks for packed sequences"
 )
 _OF_AN_ARGUMENT = "a number of Python's in place of the tensor, or an option that leaves the check out"
 _OF_AN_OPTIMIZER = (

@@ -172,6 +172,11 @@ def _output(at: int, node: Any, desc: Any, names: Mapping[Any, str]) -> Output |
     if not isinstance(node, fx.Node):
         raise NotSupported(f"its output {at} is {node!r}, not a tensor: return tensors only")
     if (leaf := gradient_of(desc)) is not None:
+        if leaf not in names:
+            raise NotSupported(
+                "the gradient of one of its inputs is a tensor subclass, which its inputs do not tell: hand over plain "
+                "tensors, or compile a smaller piece"
+            )
         return Output("gradient", names[leaf])
     if isinstance(desc, InputMutationAOTOutput):
         return Output("mutation", names[desc.mutated_input])

@@ -13,7 +13,11 @@ known, and an integer that is no size, such as how far a text has come, is a sym
 a look at them. Of a graph, `MOST_SIZES` programs are traced, for at most `MOST_NUMBERS` different numbers; other calls run as
 they came, op by op.
 
-Private: `_dynamo_source` of a placeholder, seen on torch 2.11, 2.13 and 2.15.
+Threads may call a graph: one of them at a time makes a program, as dynamo compiles one frame at a time, since tracing changes
+what all threads see.
+
+Private: `_dynamo_source` of a placeholder, seen on torch 2.11, 2.13 and 2.15; `compile_lock` of `torch._dynamo.convert_frame`,
+seen on torch 2.13 and 2.14.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_symbols
@@ -87,7 +92,8 @@ def _as_dynamo_sees(module: fx.GraphModule, examples: Sequence[Any]) -> list[Any
 
 
 def floats(module: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
-    """The positions of the graph's inputs that are Python floats in a tensor."""
+    """The positions of the graph's inputs that are Python floats in a tensor, or as those are: of one float on the CPU, which
+    `item` alone reads."""
     placeholders = module.graph.find_nodes(op="placeholder")
     read = (node.users and all(map(_is_item, node.users)) for node in placeholders)
     return tuple(at for at, is_read in enumerate(read) if is_read and _is_float(examples[at]))
@@ -98,7 +104,8 @@ def _is_item(node: fx.Node) -> bool:
 
 
 def _is_float(example: Any) -> bool:
-    return isinstance(example, torch.Tensor) and (example.dim(), example.device.type) == (0, "cpu")
+    is_number = isinstance(example, torch.Tensor) and (example.dim(), example.device.type) == (0, "cpu")
+    return is_number and example.is_floating_point()
 
 
 @dataclass
@@ -121,10 +128,14 @@ class BySize:
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         numbers = self._numbers(arguments)
         key = numbers, _key([arguments[at] for at in self.positions])
-        run = self.known.get(key) or self.resized.get(key)
+        run = self._found(key)
         if run is None:
-            run = self._resized(key, numbers, arguments) or self._made(key, numbers, arguments)
+            with compile_lock:  # another thread may have made it meanwhile
+                run = self._found(key) or self._resized(key, numbers, arguments) or self._made(key, numbers, arguments)
         return run(*arguments)
+
+    def _found(self, key: Hashable) -> Run | None:
+        return self.known.get(key) or self.resized.get(key)
 
     def _numbers(self, arguments: Sequence[Any]) -> tuple[str, ...]:
         """The numbers that are no sizes. -0.0 is another one than 0.0, and NaN is itself."""

@@ -198,7 +198,8 @@ def is_written(argument: Any) -> bool:
 @dataclass(slots=True)
 class Call:
     """One op that ran. Tensors in `args`, `kwargs` and `outs` are `Value`s. `in_engine`: autograd's engine ran it;
-    `in_optimizer`: an optimizer's `step` did; `received`: what a collective gave this process."""
+    `in_optimizer`: an optimizer's `step` did; `received`: what a collective gave this process; `is_asked`: the program, and
+    not torch's own code, read a number by it."""
 
     func: OpOverload
     args: tuple[Any, ...]
@@ -208,6 +209,7 @@ class Call:
     in_engine: bool
     in_optimizer: bool = False
     received: Received | None = None
+    is_asked: bool = False
 
     def reads(self) -> list[Value]:
         return [*values_in(self.args), *values_in(self.kwargs)]
@@ -241,7 +243,8 @@ class Guard:
     """A Python value that the program took from a tensor (`.item()`, `bool(t)`); the trace holds for this value only, of
     which a session file has the text where it is no number.
     `in_optimizer`: an optimizer's `step` read it. `in_update`: only the update did, in its optimizer or of the gradients.
-    `decides`: an update may be made for it: an optimizer read it, or it is a count or says whether gradients are finite."""
+    `decides`: an update may be made for it: an optimizer read it, or it is a count or says whether gradients are finite.
+    `data`: the inputs of the step that the program read it of, but none where it depends on a parameter, too."""
 
     op: str
     value: bool | int | float | str | None
@@ -249,6 +252,7 @@ class Guard:
     in_optimizer: bool = False
     in_update: bool = False
     decides: bool = True
+    data: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)

@@ -298,6 +298,7 @@ class Recorder(TorchDispatchMode, Listener):
     ) -> None:
         if (host_read := read_by(call.func, args, kwargs)) is not None:
             self.recording.stops.append(Stop(host_read, origin.source, in_engine, loop_line()))
+            call.is_asked = host_read.kind == "number"
 
     def _note_results(self, call: Call, facts: OpFacts, args: tuple[Any, ...], out: Any) -> None:
         if facts.moves:

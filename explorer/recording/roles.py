@@ -309,7 +309,8 @@ def sharded_parameters(recorder: Recorder) -> list[torch.Tensor]:
 
 def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:
     """The parameters of the program that each optimizer in sight holds: those that have a name, those in an object's
-    attributes ("trainer.optimizer") or in a list or dict that has one, and those that stepped, by their class."""
+    attributes ("trainer.optimizer") or in a list or dict that has one, and those that stepped, by their class, of which a
+    second one is "Adam 2"."""
     found: dict[str, frozenset[Value]] = {}
     seen: set[int] = set()
     stepped = ((update.kind, one) for update in recorder.recording.updates if (one := update.optimizer()) is not None)
@@ -318,7 +319,8 @@ def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str,
         values = frozenset(v for v in held if v is not None)
         if values and id(optimizer) not in seen:
             seen.add(id(optimizer))
-            found[name] = values
+            alike = sum(one.partition(" ")[0] == name for one in found)
+            found[f"{name} {alike + 1}" if alike else name] = values
     return found
 
 

@@ -208,6 +208,11 @@ class TrainingStep:
         unknown = sorted(set(named) - set(self.inputs))
         if len(data) > len(self.inputs) or unknown:
             own = f" It draws by itself in {OWN_DRAWS[0]}: let a `DataLoader` yield what you pass." if OWN_DRAWS else ""
+            if looked := [name for name in unknown if name in LOOKED_AT]:
+                own += (
+                    f" The captured one only read a value of {looked[0]}, in {LOOKED_AT[looked[0]]}, by which it left out "
+                    "what others may compute: capture a step that computes with it, such as one of a batch with padding."
+                )
             takes = ", ".join(self.inputs) or "no data"
             given = f"and nothing called {', '.join(unknown)}" if unknown else f"got {len(data)} by position"
             raise ValueError(f"the step takes {takes}, {given}: pass no more.{own}")

@@ -197,25 +197,38 @@ def _otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
             f"the step writes to {', '.join(written)}, and goes on with the captured tensor at each call, as with a state: "
             "where it is data, make a new one of it in the step (`x = x - x.mean(0)`), which then takes it"
         )
-    lines = list(dict.fromkeys(str(one.source) for one in ran.guards if _is_asked(one)))
-    if not lines:
+    asked = {str(one.source): one for one in reversed(ran.guards) if _is_asked(one)}
+    if not asked:
         return
-    others = f" and {counted(len(lines) - 1, 'more line')}" if len(lines) > 1 else ""
+    line, one = next(reversed(asked.items()))
+    others = f" and {counted(len(asked) - 1, 'more line')}" if len(asked) > 1 else ""
+    data = sorted({name for one in asked.values() for name in one.data})
     yield (
-        f"the program decides by what it reads of tensors in {lines[0]}{others}, and a compiled step decides nothing: it does "
-        "what the captured one did, whatever is read there. Where that may be another answer, ask outside of the step"
+        f"the program {'decides' if _is_sure(one) else 'may decide'} by what it reads of "
+        f"{', '.join(data) if data else 'tensors'} in {line}{others}, and a compiled step decides nothing: it does what the "
+        "captured one did, whatever is read there. Where that may be another answer, ask outside of the step"
+        f"{_OR_CAPTURE if data else ''}"
     )
 
 
+_OR_CAPTURE = ", or capture one whose data make it compute more, such as a batch with padding"
 _DECIDING = re.compile(r"\b(?:if|elif|while|assert)\b")
 
 
+def _is_condition(line: Source) -> bool:
+    return _DECIDING.search(line.text) is not None
+
+
+def _is_sure(guard: Guard) -> bool:
+    return isinstance(guard.value, bool) or (guard.source is not None and _is_condition(guard.source))
+
+
 def _is_asked(guard: Guard) -> bool:
-    """Whether the program decides by it, in a line with a condition. What libraries decide, as whether a mask is needed, is no
-    decision of the loop's."""
-    if guard.source is None or guard.source.called is not None or guard.in_optimizer:
+    """Whether the program may decide by it: what it reads of its data alone, as whether a mask is needed, or, in a line of its
+    own, a number in a condition. What libraries read of a loss is no decision of the loop's."""
+    if guard.source is None or guard.in_optimizer or not isinstance(guard.value, (bool, int, float)):
         return False
-    return _DECIDING.search(guard.source.text) is not None and isinstance(guard.value, (bool, int, float))
+    return bool(guard.data) or (guard.source.called is None and _is_condition(guard.source))
 
 
 def _check_old_gradients(joint: Optimised, update: Optimised) -> None:

@@ -134,6 +134,8 @@ def _of_data(step: Parts) -> Iterator[str]:
     handed_on = {one.name for one in captured.carried}
     yield f"CARRIED = {tuple(name for name in lines if name in handed_on)!r}  # of DATA, what each step makes for the next"
     yield f"READ_IN = { {name: line for name, line in lines.items() if line}!r}  # of DATA, the lines that read it first"
+    looked_at = {name: str(one.source) for one in captured.guards for name in one.data if one.source is not None}
+    yield f"LOOKED_AT = {looked_at!r}  # data of which the program read values, and the lines"
     yield f"OWN_DRAWS = {drawn(captured.trace)!r}  # lines in which a step draws data by itself"
     yield f"STEP_RESULTS = {_results(joint, update, step.handed)!r}"
     yield f"CHANGED = {_labels(update)!r}  # what update returns"

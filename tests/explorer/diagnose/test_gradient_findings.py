@@ -71,6 +71,54 @@ def test_nothing_is_said_where_all_or_none_of_the_parameters_are_in_an_optimizer
     optimizer.step()
 
 
+class Adversaries:
+    """Nets and optimizers that no variable holds: two of one class step."""
+
+    def __init__(self) -> None:
+        self.nets = {"generator": nn.Linear(4, 8), "critic": nn.Linear(8, 1)}
+        self.steps = [torch.optim.SGD(net.parameters(), 0.1, fused=True) for net in self.nets.values()]
+
+    def fit(self, batches: list[Tensor]) -> None:
+        for real in batches:
+            self.step(self.nets["generator"], self.nets["critic"], *self.steps, real)
+
+    def step(self, generator: nn.Module, critic: nn.Module, first: Any, second: Any, real: Tensor) -> None:
+        fake = generator(torch.randn(8, 4))
+        second.zero_grad()
+        (critic(real) - critic(fake.detach())).square().mean().backward()
+        second.step()
+        first.zero_grad()
+        critic(fake).mean().backward()
+        first.step()
+
+
+def test_two_optimizers_of_one_class_are_two() -> None:
+    adversaries = Adversaries()
+    with tracefuse.capture_step(n=3) as c:
+        adversaries.fit([torch.randn(8, 8) for _ in range(5)])
+    assert sorted(c.optimizers) == ["SGD", "SGD 2"]
+    assert sum(map(len, c.optimizers.values())) == 4
+    assert "gradient-without-optimizer" not in gradient_findings(c)
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_what_was_computed_and_then_made_a_leaf_was_not_computed_for_nothing(is_leaf: bool) -> None:
+    """As what a penalty on gradients is of: torch begins a graph there."""
+    critic, real, fake = nn.Linear(8, 1), torch.randn(16, 8), torch.randn(16, 8)
+
+    def step() -> None:
+        between = 0.3 * real + 0.7 * fake
+        if is_leaf:
+            between.requires_grad_()
+            (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+            (critic(fake).mean() + slope.norm(2, 1).mean()).backward()
+        else:
+            critic(fake).mean().backward()
+
+    ids = [one.id for one in diagnose(case(tracefuse.capture(step)))]
+    assert ("never-used" in ids) != is_leaf
+
+
 @dataclass
 class Trainer:
     optimizer: torch.optim.Optimizer

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -232,6 +234,35 @@ def test_no_number_is_drawn_while_a_size_is_compiled() -> None:
         torch.manual_seed(1)
         torch.testing.assert_close(compiled(x), first)
         assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_threads_that_bring_other_sizes_make_their_programs_one_after_the_other() -> None:
+    """Tracing changes what all threads see; what another one made meanwhile is not made again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).double()
+    compiled, started = torch.compile(model, backend=backend, dynamic=True), threading.Barrier(4)
+    with torch.no_grad():
+        compiled(torch.randn(5, 8).double())
+
+    def at(size: int) -> None:
+        x = torch.randn(size, 8, dtype=torch.float64)
+        started.wait()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+
+    with quiet(), ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(at, [20, 31, 42, 53, 20, 20, 31, 64])) == [None] * 8
+    assert len(tracefuse.compiled(model)) <= 6, "one for each size, and none is made twice"
+
+
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_an_integer_that_only_item_reads_is_no_float() -> None:
+    run = torch.compile(lambda x, k: x * k.item(), backend=backend, dynamic=True)
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in (torch.tensor(2), torch.tensor(3), torch.tensor(2.5)):
+            torch.testing.assert_close(run(x, number), x * number)
 
 
 def test_what_cannot_be_compiled_runs_op_by_op_at_each_size() -> None:
