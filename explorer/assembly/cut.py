@@ -229,20 +229,22 @@ def guards_of(recording: Recording, sources: Mapping[Value, tuple[str, str]], is
     and, outside of autograd's engine, what was computed from what either of the two left. `sources` are the kind and the name
     of what comes from outside."""
     late: set[Value] = set()
-    deciding, data = _deciding(recording), _Data(sources)
+    deciding = _deciding(recording)
+    data = _Data(sources) if any(call.is_asked for call in recording.calls) else None
     for call in recording.calls:
         is_late = call.in_optimizer or (not call.in_engine and any(value.base in late for value in call.reads()))
         made = [*call.out_values(), *call.writes()]
         if not made:
             decides = call.in_optimizer or any(value.base in deciding for value in call.reads())
-            known = data.under(call) if call.is_asked else ()
+            known = data.under(call) if data is not None and call.is_asked else ()
             yield Guard(
                 str(call.func), call.outs, call.origin.source, call.in_optimizer, is_cut and is_late, decides, known
             )
             continue
         if is_late or call.in_engine:
             late.update(value.base for value in made)
-        data.follow(call, made)
+        if data is not None:
+            data.follow(call, made)
 
 
 class _Data:
@@ -256,16 +258,17 @@ class _Data:
 
     def under(self, call: Call) -> tuple[str, ...]:
         """The names of the inputs that a call depends on; () where it depends on a parameter."""
-        read = {value.base: None for value in call.reads()}
-        if call.in_engine or not self._trained.isdisjoint(read):
-            return ()
-        return tuple(dict.fromkeys(name for base in read for name in self._names.get(base, ())))
+        return self._under(call) or ()
 
     def follow(self, call: Call, made: Iterable[Value]) -> None:
-        names = self.under(call)
-        is_trained = call.in_engine or any(value.base in self._trained for value in call.reads())
-        for value in made:
-            if is_trained:
-                self._trained.add(value.base)
-            elif names:
-                self._names[value.base] = names
+        names = self._under(call)
+        if names is None:
+            self._trained.update(value.base for value in made)
+        elif names:
+            self._names |= dict.fromkeys((value.base for value in made), names)
+
+    def _under(self, call: Call) -> tuple[str, ...] | None:
+        read = [value.base for value in call.reads()]
+        if call.in_engine or not self._trained.isdisjoint(read):
+            return None
+        return tuple(dict.fromkeys(name for base in read for name in self._names.get(base, ())))
