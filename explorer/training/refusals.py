@@ -197,10 +197,12 @@ def _otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
             f"the step writes to {', '.join(written)}, and goes on with the captured tensor at each call, as with a state: "
             "where it is data, make a new one of it in the step (`x = x - x.mean(0)`), which then takes it"
         )
-    asked = {str(one.source): one for one in reversed(ran.guards) if _is_asked(one)}
+    asked = dict[str, Guard]()
+    for guard in filter(_is_asked, ran.guards):
+        asked.setdefault(str(guard.source), guard)
     if not asked:
         return
-    line, one = next(reversed(asked.items()))
+    line, one = next(iter(asked.items()))
     others = f" and {counted(len(asked) - 1, 'more line')}" if len(asked) > 1 else ""
     data = sorted({name for one in asked.values() for name in one.data})
     yield (

@@ -40,6 +40,12 @@ def by_a_look_at_all(x: Tensor, mask: Tensor) -> Tensor:
     return x if is_full else x * mask
 
 
+def by_two_lines(x: Tensor, mask: Tensor) -> Tensor:
+    padded = has_padding(mask)
+    count = int(mask.sum())
+    return x * mask if count < 20 or padded or has_padding(mask) else x
+
+
 def by_nothing(x: Tensor, mask: Tensor) -> Tensor:
     return x * mask
 
@@ -90,6 +96,11 @@ def test_what_decides_by_data_alone_is_told_with_the_data_and_what_to_capture(ma
         ValueError, match=r"nothing called mask: pass no more\. The captured one only read a value of mask, in "
     ):
         step(x=torch.randn(5, 4), mask=torch.zeros(5, 4))
+
+
+def test_of_several_lines_the_first_one_is_told_and_how_many_follow() -> None:
+    _, (said,), _ = step_of(by_two_lines)
+    assert "return not bool(mask.all()) and 1 more line, and a compiled step" in said
 
 
 @pytest.mark.parametrize("masked", [by_nothing, by_a_check_of_torchs])
