@@ -20,15 +20,18 @@ def below_mark(path: Path) -> str:
 
 @dataclass(frozen=True)
 class OperatorText:
-    """The text that a file needs to call an operator of ours by `name`: `runtime`, besides torch and triton."""
+    """The text that a file needs to call an operator of ours by `name`: `runtime`, besides torch and triton. It may have
+    `others` too."""
 
     name: str
     runtime: str
+    others: tuple[str, ...] = ()
 
     def is_called(self, text: str) -> bool:
-        """Whether `text` calls the operator, other than in a comment."""
-        return re.search(rf"(?<![\w.]){self.name}\(", re.sub(r"#.*", "", text)) is not None
+        """Whether `text` calls such an operator, other than in a comment."""
+        names = "|".join((self.name, *self.others))
+        return re.search(rf"(?<![\w.])(?:{names})\(", re.sub(r"#.*", "", text)) is not None
 
     def support(self, text: str) -> str:
-        """What stands above `text` in a file, if it calls the operator; empty if it does not."""
+        """What stands above `text` in a file, if it calls such an operator; empty if it does not."""
         return self.runtime if self.is_called(text) else ""

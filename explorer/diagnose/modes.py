@@ -32,7 +32,7 @@ _CUDNN: dict[str, tuple[str, Severity, str]] = {
         "off",
         "low",
         "cuDNN guesses the algorithm of each convolution; where shapes stay: torch.backends.cudnn.benchmark = True before the "
-        "first step (a process keeps what was guessed)",
+        "first step (a process keeps what was guessed); a compiled step searches those of volumes by itself",
     ),
 }
 SLOW, FASTER = 40, 2

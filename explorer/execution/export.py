@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tracefuse.device import embedding_gradient, linear_cross_entropy, near_runtime, packed_attention
+from tracefuse.device import embedding_gradient, linear_cross_entropy, near_runtime, packed_attention, searched
 from tracefuse.device.copied import below_mark
 from tracefuse.device.dropout import support
 from tracefuse.errors import ExportError
@@ -140,7 +140,7 @@ def _functions(variant: Optimised, is_backward_once: bool, further: Further | No
         support("\n".join([*kernels, *optimised])),
         *(
             one.TEXT.support("\n".join(optimised))
-            for one in (packed_attention, linear_cross_entropy, embedding_gradient)
+            for one in (packed_attention, linear_cross_entropy, embedding_gradient, searched)
         ),
         casts,
         *kernels,

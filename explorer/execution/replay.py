@@ -11,7 +11,7 @@ from torch import fx
 from tracefuse.assembly.draws import draw_from
 from tracefuse.assembly.functional import WRITTEN
 from tracefuse.assembly.program import CapturedProgram
-from tracefuse.device import embedding_gradient, linear_cross_entropy  # noqa: F401 (say what the passes' operators do)
+from tracefuse.device import embedding_gradient, linear_cross_entropy, searched  # noqa: F401 (say what operators do)
 from tracefuse.device.environment import as_it_ran
 from tracefuse.errors import ReplayError
 from tracefuse.optimizers.trace import Trace, origin, val

@@ -156,6 +156,7 @@ _SAID = {
     "mm": "matmul", "bmm": "matmul", "addmm": "matmul + bias", "baddbmm": "matmul + bias", "mv": "matmul", "dot": "matmul",
     "_to_copy": "cast", "clone": "copy", "cat": "concatenation", "nll_loss_forward": "nll_loss", "sym_sum": "sum",
     "embedding_dense_backward": "embedding backward", "add_embedding_gradient": "embedding backward",
+    "searched_convolution": "convolution", "searched_convolution_backward": "convolution backward",
     "native_dropout": "dropout", "bernoulli": "dropout",
     "_softmax_backward_data": "softmax backward", "_log_softmax_backward_data": "log_softmax backward",
 }  # fmt: skip

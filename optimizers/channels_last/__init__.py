@@ -29,7 +29,7 @@ from torch import fx
 
 from tracefuse.optimizers.channels_last.placing import NotRestored, Placing
 from tracefuse.optimizers.channels_last.worth import MARGIN, Worth, loss, obstacle, saved_s, taken_s, told_us
-from tracefuse.optimizers.costs.convolutions import BACKWARD, FORWARD
+from tracefuse.optimizers.costs.convolutions import is_convolution
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes
@@ -50,7 +50,7 @@ class ChannelsLast:
     peaks: Peaks = field(default=H100_SXM_DATASHEET, metadata={"help": "whose bandwidth says what copies take"})
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
-        convolutions = [node for node in trace.ops if node.target in (FORWARD, BACKWARD)]
+        convolutions = [node for node in trace.ops if is_convolution(node)]
         kept = {node.name: why for node in convolutions if (why := self.refusal(node)) is not None}
         saved = {n.name: seconds for n in convolutions if n.name not in kept and (seconds := self.saved_s(n)) > 0}
         for name, why in kept.items():
@@ -58,7 +58,7 @@ class ChannelsLast:
         if not saved:
             return trace
         new = trace.copy()
-        named = {node.name: node for node in new.ops if node.target in (FORWARD, BACKWARD)}
+        named = {node.name: node for node in new.ops if is_convolution(node)}
         try:
             placing = Placing(new.graph, {named[name] for name in saved}, {named[name] for name in kept})
         except NotRestored as error:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracefuse.optimizers.costs.convolutions import BACKWARD, FORWARD, image_arguments
+from tracefuse.optimizers.costs.convolutions import image_arguments, is_backward, is_convolution
 from tracefuse.optimizers.costs.cost import op_class, packet_name
 from tracefuse.optimizers.facts import is_dense, lies_channels_last
 from tracefuse.optimizers.kernels.fusible import is_constant
@@ -42,7 +42,8 @@ WEIGHT = 1
 
 _FOLLOWING = {
     "clone", "_to_copy", "cat", "constant_pad_nd",
-    "mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward",
+    "mm", "bmm", "addmm", "baddbmm",
+    "convolution", "convolution_backward", "searched_convolution", "searched_convolution_backward",
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
     "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
     "upsample_nearest2d", "upsample_nearest2d_backward", "upsample_bilinear2d", "upsample_bilinear2d_backward",
@@ -86,10 +87,10 @@ class Placing:
 
     def _place(self, node: fx.Node) -> None:
         moved = [operand for operand in node.all_input_nodes if operand in self._was]
-        may_last = node.target in (FORWARD, BACKWARD) and node not in self._kept
+        may_last = is_convolution(node) and node not in self._kept
         if may_last and (node in self._chosen or any(lies_channels_last(val(operand)) for operand in moved)):
             self._place_convolution(node)
-        elif moved and is_getitem(node) and moved[0].target is BACKWARD and node.args[1] == WEIGHT:
+        elif moved and is_getitem(node) and is_backward(moved[0]) and node.args[1] == WEIGHT:
             self._restore_gradient(node)
         elif moved:
             self._follow(node, moved)

@@ -15,11 +15,11 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.convolutions import (
-    BACKWARD,
-    FORWARD,
     copied_images,
     image_arguments,
+    is_backward,
     is_depthwise,
+    is_forward,
     taps,
 )
 from tracefuse.optimizers.costs.cost import LAUNCH_S, Peaks
@@ -53,7 +53,7 @@ def loss(node: fx.Node, tf32: bool) -> str | None:
     if x.dtype not in HALVES and not (x.dtype is torch.float32 and tf32):
         which = "float32 without TF32" if x.dtype is torch.float32 else SHORT_DTYPE.get(x.dtype, str(x.dtype))
         return f"{which} runs on no tensor cores, and is as fast channel by channel"
-    if is_depthwise(node) and x.dtype is torch.float32 and node.target is BACKWARD and taps(node) > MOST_TAPS:
+    if is_depthwise(node) and x.dtype is torch.float32 and is_backward(node) and taps(node) > MOST_TAPS:
         return f"a window of {taps(node)} has no fast kernel for the weight's gradient in float32"
     return None
 
@@ -64,7 +64,7 @@ def saved_s(node: fx.Node, peaks: Peaks) -> float:
         return 0.0
     if is_depthwise(node):
         args = arguments(node)
-        count = 1 if node.target is FORWARD else sum(args["output_mask"][:2])
+        count = 1 if is_forward(node) else sum(args["output_mask"][:2])
         return count * max(shape_of(args["weight"])[2:]) * _moved(nbytes(args["input"]), peaks)
     return sum(_moved(one.numel() * one.element_size(), peaks) + LAUNCH_S for one in copied_images(node))
 

@@ -20,10 +20,11 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.facts import lies_channels_last, once_per_kind
-from tracefuse.optimizers.ops import arguments, aten
+from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import HALVES, shape_of, val
 
-FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
+_FORWARDS, _BACKWARDS = ({f"{by}convolution{of}" for by in ("", "searched_")} for of in ("", "_backward"))
+"""The names of the operators: ATen's, and those that have their algorithm searched (`decompose.searched`)."""
 
 ALIGNED_BYTES = 16
 """What a row is a multiple of where a matmul loads it fast."""
@@ -33,12 +34,26 @@ FEW_CHANNELS = 8
 
 def image_arguments(node: fx.Node) -> tuple[str, ...]:
     """The arguments of a convolution, or of its backward, that are images."""
-    return ("input",) if node.target is FORWARD else ("grad_output", "input")
+    return ("input",) if is_forward(node) else ("grad_output", "input")
+
+
+def is_forward(node: fx.Node) -> bool:
+    """Whether it is a convolution."""
+    return _name(node) in _FORWARDS
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether it is the backward of a convolution."""
+    return _name(node) in _BACKWARDS
 
 
 def is_convolution(node: fx.Node) -> bool:
     """Whether it is a convolution or the backward of one."""
-    return node.target in (FORWARD, BACKWARD)
+    return is_forward(node) or is_backward(node)
+
+
+def _name(node: fx.Node) -> str:
+    return node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 def is_depthwise(node: fx.Node) -> bool:
@@ -71,7 +86,7 @@ def copied_images(node: fx.Node, computed: Collection[int] = (0, 1)) -> list[tor
         return []
     if lies_channels_last(x):  # then so do the results
         return [val(args[name]) for name in image_arguments(node) if not lies_channels_last(val(args[name]))]
-    if node.target is FORWARD:
+    if is_forward(node):
         return [x, val(node)]
     g, (dx, dw) = val(args["grad_output"]), (bool(args["output_mask"][i]) and i in computed for i in (0, 1))
     has_kernel = x.dtype in HALVES or x.shape[1] >= FEW_CHANNELS

@@ -265,6 +265,8 @@ _FLOPS: dict[str, Callable[[fx.Node], int]] = {
     "dot": lambda node: 2 * val(node.args[0]).numel(),  # type: ignore[arg-type]
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "searched_convolution": _convolution,
+    "searched_convolution_backward": _convolution_backward,
     "linear_cross_entropy": _linear_cross_entropy,
 }
 

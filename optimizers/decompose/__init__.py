@@ -8,6 +8,7 @@
     norms    batch norm, instance norm and group norm and their backwards: statistics, and what is pointwise        `norms`
     unread   the backward of a pool, which reads the type of its forward's operand alone                            `backwards`
     biases   a convolution's bias and its gradient: an addition, and a sum                                   `convolutions`
+    guesses  a convolution whose algorithm cuDNN guesses badly: the same by a searched one                       `searched`
 
 It is for traces that are fused afterwards: without kernels the composites move fewer bytes.
 
@@ -36,6 +37,7 @@ from tracefuse.optimizers.decompose.convolutions import CONVOLUTIONS, has_bias, 
 from tracefuse.optimizers.decompose.embeddings import is_gradient_of_embedding, rewrite_embedding, sums_of
 from tracefuse.optimizers.decompose.losses import BECOMES, SUMS_OF_LOGS, Rows, is_sum_of_log_softmax, rewrite_loss
 from tracefuse.optimizers.decompose.norms import BACKWARDS, FORWARDS, NORMS, rewrite_norm
+from tracefuse.optimizers.decompose.searched import search, why_searched
 from tracefuse.optimizers.decompose.writing import replace_parts
 from tracefuse.optimizers.formulas.composites import APART, apart
 from tracefuse.optimizers.ops import once_per_operator
@@ -54,7 +56,8 @@ class Decompose:
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
         concerned = [node for node in trace.ops if _is_concerned(node)]
-        if not has_unread(trace.graph) and not any(node.users and _rule(node) for node in concerned):
+        is_searched = any(why_searched(node) is not None for node in trace.ops)
+        if not has_unread(trace.graph) and not is_searched and not any(n.users and _rule(n) for n in concerned):
             return trace
         new, rows = trace.copy(), Rows()
         mark_overwritten(new)
@@ -67,6 +70,12 @@ class Decompose:
                     reason = rewrite(node, rows)
                     decide(Decision(name, "leave" if reason else "decompose", reason or f"it becomes {result}"))
             eliminate_dead_code(new.graph)
+        for node in new.ops if is_searched else ():
+            if (of := why_searched(node)) is not None:
+                search(node)
+                decide(
+                    Decision(node.name, "search", f"of {of}, cuDNN's search finds a faster algorithm than it guesses")
+                )
         return new
 
 

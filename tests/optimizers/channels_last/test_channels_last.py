@@ -19,7 +19,7 @@ import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.optimizers.channels_last import ChannelsLast
 from tracefuse.optimizers.channels_last.worth import loss, obstacle
-from tracefuse.optimizers.costs.convolutions import BACKWARD, FORWARD, copied_images
+from tracefuse.optimizers.costs.convolutions import copied_images, is_convolution, is_forward
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.facts import lies_channels_last
@@ -218,7 +218,7 @@ def test_between_convolutions_nothing_is_copied() -> None:
     assert copies(record.after, "forward") == ["x_channels_last"]
     assert len(copies(record.after, "backward")) <= 1  # the gradient of the mean is a constant
     for node in record.after.ops:
-        if node.target in (FORWARD, BACKWARD):
+        if is_convolution(node):
             assert lies_channels_last(val(arguments(node)["input"]))
             assert not copied_images(node)
 
@@ -241,7 +241,7 @@ def test_where_it_does_not_gain_nothing_changes() -> None:
 @counted
 def test_each_convolution_that_stays_has_its_reason() -> None:
     def reasons(model: nn.Module, x: Tensor, tf32: bool = True) -> set[str | None]:
-        nodes = [n for n in step_of(model, x).trace.ops if n.target in (FORWARD, BACKWARD)]
+        nodes = [n for n in step_of(model, x).trace.ops if is_convolution(n)]
         return {obstacle(n) or loss(n, tf32) for n in nodes}
 
     image = torch.randn(2, 4, 8, 8)
@@ -270,7 +270,7 @@ def test_where_a_convolution_is_a_matmul_it_is_copied_around_only_if_rows_are_no
 def test_the_cost_of_a_convolution_has_the_copies_around_it() -> None:
     def cost(form: torch.memory_format) -> int:
         model, x = conv(16, 16).to(memory_format=form), torch.randn(2, 16, 8, 8).to(memory_format=form)
-        (node,) = [n for n in step_of(model, x).trace.ops if n.target is FORWARD]
+        (node,) = [n for n in step_of(model, x).trace.ops if is_forward(n)]
         return bytes_moved(node)
 
     image = 2 * 16 * 8 * 8 * 4
