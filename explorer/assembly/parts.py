@@ -171,7 +171,7 @@ class Parts:
         # What `torch.autograd.grad` yields is no gradient of a leaf, and its backward is the joint program's all the same.
         late = (n for n in nodes if n in self._found.ops)
         made_by_autograd = {a for n in late for a in n.all_input_nodes if a.meta["phase"] == "backward"}
-        handed_on = {node for node in self._built.mutated.values() if node in self._found.between}
+        handed_on = {n for n in self._built.mutated.values() if n in self._found.between and n not in self._found.ops}
         returned = {one.node for one in joint} | draws | made_by_autograd | handed_on
         found = returned | ancestors(returned, nodes)
         return found | {n for n in nodes if is_getitem(n) and producer(n) in found and n not in self._found.ops}

@@ -94,21 +94,38 @@ def unshown(
     left_out = _unread(recording, {*returned, *seeds})
     held = [call for call in left_out if id(call) not in known]
     given = [call for call in recording.calls if any(value.memory in lying for value in call.out_values())]
-    return _dropped(never_used), (*_given_elsewhere([*left_out, *given]), *_beside(held, bound))
+    earlier = () if recording.roots else _read_earlier(recording, returned, left_out)
+    return _dropped(never_used), (*_given_elsewhere([*left_out, *given]), *_beside(held, bound), *earlier)
 
 
-def _unread(recording: Recording, wanted: Collection[Value]) -> list[Call]:
-    """The calls that none of `wanted`, no overwritten input and no number that Python read depends on; a write to memory is
-    for whoever reads that memory afterwards."""
+def _unread(recording: Recording, wanted: Collection[Value], with_numbers: bool = True) -> list[Call]:
+    """The calls that none of `wanted`, no overwritten input and no number that Python read depends on, if those count; a write
+    to memory is for whoever reads that memory afterwards."""
     live = {value.base for value in (*wanted, *recording.snapshots)}
     found = []
     for call in reversed(recording.calls):
         made = [*call.out_values(), *call.writes()]
         if made and live.isdisjoint(value.base for value in made):
             found.append(call)
-        else:
+        elif made or with_numbers:
             live.update(value.base for value in call.reads())
     return found[::-1]
+
+
+def _read_earlier(
+    recording: Recording, returned: Collection[Value], left_out: Sequence[Call]
+) -> tuple[Unrecorded, ...]:
+    """What is said of an evaluation that reads a number in each round: the trace has what the last one reads."""
+    known = set(map(id, left_out))
+    earlier = [one for one in _unread(recording, returned, with_numbers=False) if id(one) not in known]
+    count = len(_dropped(earlier))
+    if not count:
+        return ()
+    said = (
+        f"{counted(count, 'op')} of earlier rounds computed what the host read{where(earlier[-1].origin.source)}: the trace "
+        "has the last round. Capture one round to see nothing but that."
+    )
+    return (Unrecorded(said),)
 
 
 def _made_leaves(recording: Recording) -> set[Value]:

@@ -83,6 +83,8 @@ def roles_of(
     results |= {
         root: results.get(root) or bound.get(root, "") or scaled.get(root, "") for root, _, _ in recording.roots
     }
+    if not recording.roots:
+        results |= {value: bound.get(value, "") for value in read_last(recording) if value not in results}
     if not results:
         results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
     gradients, made_here = _gradients(recorder, variables, gradient_of)
@@ -290,6 +292,18 @@ def _returned_values(
     return found
 
 
+def read_last(recording: Recording) -> list[Value]:
+    """Of each line the number that the host read there last (`.item()`), of those that the program computed: what an
+    evaluation leaves. What is true or false only decides what runs."""
+    found: dict[Any, Value] = {}
+    for call in recording.calls:
+        if call.func is aten._local_scalar_dense.default:
+            (value,) = call.reads()
+            if value.base not in recording.externals and value.dtype is not torch.bool:
+                found[call.origin.source] = value
+    return list(found.values())
+
+
 def _unread(recording: Recording) -> dict[Value, str]:
     """What the program computed and nothing read: its results, if it has no others."""
     read = {v for call in recording.calls for v in call.reads()}
@@ -310,17 +324,19 @@ def sharded_parameters(recorder: Recorder) -> list[torch.Tensor]:
 def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:
     """The parameters of the program that each optimizer in sight holds: those that have a name, those in an object's
     attributes ("trainer.optimizer") or in a list or dict that has one, and those that stepped, by their class, of which a
-    second one is "Adam 2"."""
+    second one is "Adam 2". The recorded steps get the names of their optimizers."""
     found: dict[str, frozenset[Value]] = {}
-    seen: set[int] = set()
+    seen: dict[int, str] = {}
     stepped = ((update.kind, one) for update in recorder.recording.updates if (one := update.optimizer()) is not None)
     for name, optimizer in [*sorted(_optimizers(namespace), key=lambda pair: "." in pair[0]), *stepped]:
         held = (recorder.values.value_of(p) for group in optimizer.param_groups for p in group["params"])
         values = frozenset(v for v in held if v is not None)
         if values and id(optimizer) not in seen:
-            seen.add(id(optimizer))
             alike = sum(one.partition(" ")[0] == name for one in found)
-            found[f"{name} {alike + 1}" if alike else name] = values
+            seen[id(optimizer)] = called = f"{name} {alike + 1}" if alike else name
+            found[called] = values
+    for update in recorder.recording.updates:
+        update.name = seen.get(id(update.optimizer()), update.kind)
     return found
 
 

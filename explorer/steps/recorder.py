@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -107,10 +107,13 @@ class StepRecorder(Recorder):
         """Keep which operators run and their Python values, and no tensor, from now on, and what they read that the step that
         was `captured` has made."""
         self._captured = captured
-        self.ops = (
-            [noted_call(call, self.recording.externals) for call in self.recording.calls] if self._has_begun else []
-        )
+        self.ops = self.noted_calls(self.recording.calls) if self._has_begun else []
         self.begin()
+
+    def noted_calls(self, calls: Sequence[Call]) -> list[StepOp]:
+        """The operators of recorded calls."""
+        read = self.recording.externals | self.recording.snapshots
+        return [noted_call(call, read) for call in calls]
 
     def update_ended(self, updates: int, between: Between) -> None:
         """The step's last update has ended: of the run's it is the last so far."""
@@ -214,7 +217,13 @@ class StepRecorder(Recorder):
         self._ended(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        known = 0 if self.ops is None else len(self.ops)
+        try:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+        except BaseException:  # the program may go on without what it did not get
+            if self.ops is not None:
+                del self.ops[known:]
+            raise
         if self.stage in ("before", "after") and not are_notes_taken():
             self._taking(self._between.has_run, self, out)
         if self.ops is not None and self.stage != "done" and not are_notes_taken():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,11 @@ from torch.utils._pytree import tree_leaves
 from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Call, Value, map_tensors
 from tracefuse.recording.operators import LOADER, facts_of
+
+MAKES = torch.ops.aten.lift_fresh.default
+"""What runs where Python makes a tensor of numbers."""
+MOST_NUMBERS = 4_096
+"""Of a tensor that Python makes, as of a list of labels: those of a larger one are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class StepOp:
     source: Source | None
     is_change: bool = False
     """Whether it writes, outside of modules and of autograd, to more than a single number that was there before the step."""
+    numbers: Any = None
+    """Those that Python makes a tensor of (`torch.tensor(…)`): one, or lists of them."""
 
     def is_like(self, other: StepOp) -> bool:
         """Whether the two may be one operator of two steps: those that no line is known of count by what they are."""
@@ -57,16 +64,26 @@ def noted_op(
     facts = facts_of(func)
     of, args = (facts.func, args) if facts.becomes is None else facts.becomes(*args)
     given = {key: one for key, one in kwargs.items() if key != "generator"} if kwargs else {}
-    return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source, is_change)
+    numbers = _numbers(args[0]) if of is MAKES else None
+    return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source, is_change, numbers)
 
 
-def noted_call(call: Call, outside: Container[Value] = ()) -> StepOp:
-    """The operator of a recorded call; `outside` are the values that were there before the step."""
+def noted_call(call: Call, outside: Mapping[Value, torch.Tensor] | None = None) -> StepOp:
+    """The operator of a recorded call; `outside` are the values that were there before the step, as it read them."""
+    outside = outside or {}
     given = {key: one for key, one in call.kwargs.items() if key != "generator"}
     is_outside = not call.in_engine and call.origin.module_type in ("", LOADER[1])
     written = [value for value in call.writes() if math.prod(value.shape) > 1] if is_outside else []
     is_change = any(value.base in outside for value in written)
-    return StepOp(call.func, _of_values(call.args), _of_values(given), call.origin.source, is_change)
+    made = outside.get(call.args[0]) if call.func is MAKES else None
+    numbers = None if made is None else _numbers(made)
+    return StepOp(call.func, _of_values(call.args), _of_values(given), call.origin.source, is_change, numbers)
+
+
+def _numbers(made: torch.Tensor) -> Any:
+    """Those of a small tensor on the CPU."""
+    is_read = type(made) is torch.Tensor and made.device.type == "cpu" and made.numel() <= MOST_NUMBERS
+    return made.tolist() if is_read and made.layout is torch.strided else None
 
 
 def _shape(tensor: torch.Tensor) -> Shape:

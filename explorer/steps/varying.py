@@ -6,6 +6,7 @@ A Python value that is the same in two steps is taken to be a constant. One that
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -15,10 +16,13 @@ import torch
 from torch._ops import OpOverload
 
 from tracefuse.optimizers.origins import Source
-from tracefuse.steps.stream import Shape, StepOp
+from tracefuse.steps.stream import MAKES, Shape, StepOp
 from tracefuse.text import aligned, counted
 
 _PLAIN = (bool, int, float, complex, str, Shape, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+MADE = "torch.tensor"
+"""What is called the operator of a tensor that Python makes of other numbers in each step; its argument is `data`."""
 
 _ZEROING = {torch.ops.aten.zero_.default, torch.ops.aten._foreach_zero_.default}
 
@@ -44,7 +48,12 @@ class Varying:
 
     def __str__(self) -> str:
         line = f" ({self.source})" if self.source else ""
-        return f"{self.argument} of {self.op}{line}: {self.here!r}, then {self.there!r}"
+        return f"{self.argument} of {self.op}{line}: {_shown(self.here)}, then {_shown(self.there)}"
+
+
+def _shown(value: Any) -> str:
+    """A value as Python writes it; of a long list the first elements."""
+    return reprlib.repr(value) if isinstance(value, list) else repr(value)
 
 
 class AllVarying(tuple[Varying, ...]):
@@ -58,7 +67,7 @@ class AllVarying(tuple[Varying, ...]):
             argument = one.argument.partition("[")[0]
             groups.setdefault((argument, one.op, str(one.source or "")), []).append(one)
         rows = [
-            (argument, op, str(len(found)), repr(found[0].here), repr(found[0].there), line)
+            (argument, op, str(len(found)), *map(_shown, (found[0].here, found[0].there)), line)
             for (argument, op, line), found in groups.items()
         ]
         more = f"\nand {len(rows) - MOST_ROWS} more rows" if len(rows) > MOST_ROWS else ""
@@ -188,6 +197,8 @@ def _matched(
 
 
 def _differences(at: int, one: StepOp, other: StepOp) -> Iterator[Varying]:
+    if one.func is MAKES and None not in (one.numbers, other.numbers) and repr(one.numbers) != repr(other.numbers):
+        yield Varying(at, MADE, "data", one.numbers, other.numbers, one.source)
     names = [a.name for a in one.func._schema.arguments] if isinstance(one.func, OpOverload) else []
     pairs = [
         (names[i] if i < len(names) else str(i), mine, theirs)

@@ -29,7 +29,7 @@ from tracefuse.steps.mode_stack import leave
 from tracefuse.steps.periods import UpdateSequence
 from tracefuse.steps.recorder import StepRecorder
 from tracefuse.steps.steps import Step, Steps
-from tracefuse.steps.stream import StepOp, noted_call
+from tracefuse.steps.stream import StepOp
 from tracefuse.steps.updates import UpdateHook
 from tracefuse.steps.varying import Difference, before_last, difference
 
@@ -261,7 +261,7 @@ class StepWatch:
             self._comparing.note(note_carried, before.recording, before.ran, self._ops, ops, recorder.read_again)
             return
         self._captured = recorder
-        earlier, self._ops = self._ops, [noted_call(call, recorder.recording.externals) for call in recorder.ran]
+        earlier, self._ops = self._ops, recorder.noted_calls(recorder.ran)
         if before is not None:
             if before.first and before.end_update == span[0]:
                 ends = recorder.updated, before.updated

@@ -83,20 +83,17 @@ def places_of(update: CapturedProgram) -> dict[str, int]:
 
 
 def _group(node: fx.Node, steps: tuple[Stepped, ...]) -> tuple[Stepped, int] | None:
-    """Whose learning rate a fused operator takes as a number."""
+    """Whose learning rate a fused operator takes as a number; None where that may be several's."""
     if not _is_fused(node) or not isinstance(arguments(node).get("lr"), float):
         return None
-    first, rate = _written_first(node), arguments(node)["lr"]
+    first, rate, source = _written_first(node), arguments(node)["lr"], origin(node).source
     known = [(step, step.group_of[first]) for step in steps if first in step.group_of]
     # Where the update knows the parameter by no name, as behind a write in the forward, its line and rate may tell.
-    alike = [
-        (step, at)
-        for step in steps
-        if step.source == origin(node).source
-        for at, group in enumerate(step.groups)
-        if group.get("lr") == rate
-    ]
-    return known[0] if known else alike[0] if len(alike) == 1 else None
+    of_line = [(step, at) for step in steps if step.source == source for at in range(len(step.groups))]
+    alike = [(step, at) for step, at in known or of_line if step.groups[at].get("lr") == rate]
+    here = [(step, at) for step, at in alike if step.source == source] or alike
+    are_one = len({(step.optimizer() or step.name, at) for step, at in here}) == 1
+    return here[0] if are_one else None
 
 
 def _written_first(node: fx.Node) -> str:

@@ -24,7 +24,8 @@ from tracefuse.optimizers.trace import Trace, line_of, origin
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
-from tracefuse.steps.varying import Varying
+from tracefuse.steps.stream import MOST_NUMBERS
+from tracefuse.steps.varying import MADE, Varying
 from tracefuse.text import counted
 from tracefuse.training.batches import is_picking
 from tracefuse.training.host_numbers import followed_values, left_alone
@@ -34,7 +35,7 @@ OTHER = "take another optimizer, such as `torch.optim.AdamW(…, fused=True)`"
 CAPTURABLE = "with `capturable=True` and a tensor as its `lr`"
 YOURS = (
     "compute it with tensors, from a count that the step raises itself (`count.add_(1)`); where it is drawn or scheduled "
-    "outside, make a tensor of it first (`torch.tensor(number)`), which the step then takes"
+    "outside, make a tensor of it in a line of its own (`x = torch.tensor(number)`), which the step then takes"
 )
 YOURS_BEHIND = (
     "compute it with tensors, from a count that the step raises itself (`count.add_(1)`); where it comes of an optimizer's "
@@ -46,7 +47,14 @@ PUT = (
     "`count.add_(n)`)"
 )
 READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and compute with the tensor (`t.detach()`)"
-MADE = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
+MADE_OF_READ = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
+
+NORM = "give the batch norm a number as its `momentum`: with None it averages over the steps that it has counted"
+NAMED = "give it a name in a line of its own (`x = torch.tensor(…)`), as an input that the step then takes"
+MADE_BEHIND = (
+    "compute it from a count that the step raises itself (`count.add_(1)`), or leave the line out of the loop that is "
+    "captured, and call it yourself behind the compiled step"
+)
 
 _KEPT = "keep {} of {} as captured (a schedule such as `OneCycleLR` does with `cycle_momentum=False`; rates may change)"
 
@@ -268,13 +276,33 @@ def _check_varying(
     """`values` are those that a compiled step works out anew, by their lines; of the optimizers `alone` there are none."""
     lines = {line_of(node) for node in (*joint.program.trace.ops, *update.program.trace.ops)} | {""}
     for one in varying:
+        if one.op == MADE:
+            _check_made(one, joint.program, update.program)
+            continue
         is_new = is_rate(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
         if not one.is_shape and not is_new and str(one.source or "") in lines:
-            todo = remedy(one.argument, one.source, _whose(one.source, alone, update), one.here)
+            todo = NORM if one.argument == "momentum" and "batch_norm" in one.op else ""
+            todo = todo or remedy(one.argument, one.source, _whose(one.source, alone, update), one.here)
             todo = todo or _of_data(one, joint.program, update.program.trace)
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
+
+
+def _check_made(one: Varying, joint: CapturedProgram, update: CapturedProgram) -> None:
+    """Raises `ExportError` for a tensor that Python makes of other numbers in each step, and that is no input of the step with
+    a name: it would stay as it was."""
+    given = dict(zip((i.name for i in joint.trace.inputs), joint.example_inputs, strict=False))
+    named = {i.name for i in joint.trace.inputs if i.kind == "input" and not is_unnamed(i.name)}
+    are_held = [name for name, tensor in given.items() if name not in named and _has(tensor, one.here)]
+    if are_held or any(_has(tensor, one.here) for name, tensor in update.from_outside().items() if name not in given):
+        todo = NAMED if are_held else MADE_BEHIND
+        raise ExportError(f"{one}: a compiled step makes no tensor of other numbers: {todo}.")
+
+
+def _has(tensor: torch.Tensor, numbers: object) -> bool:
+    """Whether the tensor is of these numbers. Not-a-numbers are alike."""
+    return tensor.numel() <= MOST_NUMBERS and repr(tensor.tolist()) == repr(numbers)
 
 
 def _of_data(one: Varying, program: CapturedProgram, update: Trace) -> str:
@@ -296,7 +324,7 @@ def _of_yours(one: Varying, guards: Sequence[Guard], yours: str) -> str:
     if itself is not None:
         return READ.format(where(itself.source))
     lines = dict.fromkeys(str(guard.source) for guard in read if guard.source and not isinstance(guard.value, bool))
-    return yours + (MADE.format(" and ".join(lines)) if lines else "")
+    return yours + (MADE_OF_READ.format(" and ".join(lines)) if lines else "")
 
 
 def _is_batch(one: Varying, captured: Trace, followed: Trace) -> bool:

@@ -479,3 +479,59 @@ def test_a_generator_of_a_loader_is_no_part_of_the_step() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert not c.unrecorded
+
+
+def evaluation(rounds: int, is_bound: bool = False) -> tracefuse.Capture:
+    """Rounds of a loop that adds up what the host reads; the last batch may be bound to a name."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    batches = [(torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(rounds)]
+
+    @torch.no_grad()
+    def evaluate() -> object:
+        right, x = 0.0, None
+        for x, y in batches:
+            x = x * 2
+            right += (model(x).argmax(-1) == y).sum().item()
+        return x if is_bound else None
+
+    return tracefuse.capture(evaluate)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_what_an_evaluation_reads_is_its_result(is_bound: bool) -> None:
+    capture = evaluation(1, is_bound)
+    assert {"addmm", "argmax", "eq", "sum"} <= {n.target.overloadpacket.__name__ for n in capture.trace.ops}
+    assert not capture.unrecorded
+    capture.optimize().check()
+
+
+def test_of_rounds_the_last_one_is_shown_and_the_others_are_told() -> None:
+    capture = evaluation(4)
+    assert [n.target.overloadpacket.__name__ for n in capture.trace.ops].count("argmax") == 1
+    (text,) = capture.unrecorded
+    assert text.startswith("21 ops of earlier rounds computed what the host read (")
+    assert text.endswith("the trace has the last round. Capture one round to see nothing but that.")
+
+
+def test_what_only_decides_is_no_result() -> None:
+    x = torch.randn(4)
+
+    def run() -> Tensor:
+        return x.exp() if (x > 0).any() else x.sin()
+
+    capture = tracefuse.capture(run)
+    assert [o.kind for o in capture.trace.outputs] == ["result"]
+    assert len(capture.trace.ops) == 1
+
+
+def test_a_loss_that_a_step_logs_stays_as_it_was() -> None:
+    model, x = nn.Linear(4, 4), numbers()
+
+    def run() -> float:
+        loss = model(x).square().mean()
+        loss.backward()
+        return (model(x) > 0).float().mean().item()
+
+    capture = tracefuse.capture(run)
+    assert "gt" not in {n.target.overloadpacket.__name__ for n in capture.trace.ops}

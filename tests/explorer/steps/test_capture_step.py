@@ -533,13 +533,13 @@ def test_it_is_entered_once() -> None:
         c.__enter__()
 
 
-@pytest.mark.parametrize("place", ["held_by", "noted_call", "StepRecorder", "Between"])
+@pytest.mark.parametrize("place", ["held_by", "StepRecorder.noted_calls", "StepRecorder", "Between"])
 def test_whatever_fails_in_us_the_run_goes_on(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError("ours")
 
     plain, loop = Loop().train(6), Loop()
-    monkeypatch.setattr(watch, place, fail)
+    monkeypatch.setattr(f"tracefuse.steps.watch.{place}", fail)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with tracefuse.capture_step(n=3) as c:

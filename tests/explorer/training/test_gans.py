@@ -641,3 +641,40 @@ def test_a_part_of_such_a_step_is_shown_as_one_and_is_not_compiled(way: str) -> 
     said = r"a part of a step, which is 3 updates \(RMSprop then RMSprop then RMSprop\).*capture_step\(n=3\)"
     with pytest.raises(ExportError, match=said):
         c.optimize().compile()
+
+
+def test_a_layer_that_no_optimizer_has_keeps_its_gradients_as_eager_does() -> None:
+    """Nothing zeroes them: each step adds to what the one before has left."""
+
+    def made() -> tuple[nn.ModuleList, tuple[torch.optim.Optimizer, torch.optim.Optimizer]]:
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)).double()
+        return layers, (
+            torch.optim.SGD(layers[0].parameters(), lr=0.01),
+            torch.optim.SGD(layers[2].parameters(), lr=0.1),
+        )
+
+    def step(layers: nn.ModuleList, optimizers: Any, x: Tensor) -> None:
+        (body, between, head), (of_body, of_head) = layers, optimizers
+        of_head.zero_grad()
+        h = between(body(x))
+        head(h.detach()).square().mean().backward()
+        of_head.step()
+        of_body.zero_grad()
+        (-head(h).abs().mean()).backward()
+        of_body.step()
+
+    data = torch.randn(8, 5, 4, dtype=torch.float64)
+    (eager, its), (compiled, ours) = made(), made()
+    for x in data:
+        step(eager, its, x)
+    with tracefuse.capture_step(n=3) as c:
+        for x in data[:CAPTURED]:
+            step(compiled, ours, x)
+    run = c.optimize().compile()
+    for x in data[CAPTURED:]:
+        run(x)
+    for one, other in zip(compiled.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=NEAR, atol=NEAR)
+    for one, other in zip(compiled[1].parameters(), eager[1].parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=NEAR, atol=NEAR)

@@ -945,3 +945,40 @@ def test_a_parameter_without_dimensions_is_updated_as_eager_does(kind: Any, fore
         trained(theirs, other, x)
     for mine, one in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, one, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rates", [(0.1, 0.01), (0.05, 0.05)])
+@pytest.mark.parametrize("of_all", ["second", "both"])
+@pytest.mark.parametrize("kinds", [(optim.SGD, optim.Adam), (optim.AdamW, optim.AdamW), (optim.SGD, optim.SGD)])
+def test_two_optimizers_of_one_parameter_have_a_rate_each(
+    kinds: tuple[Any, Any], of_all: str, rates: tuple[float, float]
+) -> None:
+    def made() -> tuple[nn.Module, optim.Optimizer, optim.Optimizer]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
+        part = net if of_all == "both" else net[1]
+        first = kinds[0](part.parameters(), lr=rates[0], fused=True)
+        return net, first, kinds[1](net.parameters(), lr=rates[1], fused=True)
+
+    def step(net: nn.Module, first: optim.Optimizer, second: optim.Optimizer, x: Tensor) -> None:
+        first.zero_grad()
+        second.zero_grad()
+        net(x).square().mean().backward()
+        first.step()
+        second.step()
+
+    data = torch.randn(8, 5, 4, dtype=torch.float64)
+    eager, ours = made(), made()
+    with tracefuse.capture_step(n=3) as c:
+        for x in data[:4]:
+            step(*ours, x)
+    run = c.optimize().compile()
+    for x in data[:4]:
+        step(*eager, x)
+    for x in data[4:]:
+        for _, first, _ in (eager, ours):
+            first.param_groups[0]["lr"] *= 0.5
+        step(*eager, x)
+        run(x)
+    for one, other in zip(ours[0].parameters(), eager[0].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=NEAR, atol=NEAR)
