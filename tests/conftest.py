@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 # Several processes share the cores; set before torch is imported.
@@ -86,6 +87,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(missing_gpu)
         if item.get_closest_marker("browser") and chromium() is None:
             item.add_marker(missing_browser)
+
+
+CACHED = type(cache(len))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a file's functions have cached goes with it, and its widgets, of which ipywidgets keeps all that are open: each
+    collection of garbage, as before anything is measured, would visit the captures of all files before."""
+    yield
+    own = [one for one in vars(request.module).values() if type(one) is CACHED]
+    for one in own:
+        if one.__module__ == request.module.__name__:
+            one.cache_clear()
+    if "ipywidgets" in sys.modules:
+        sys.modules["ipywidgets"].Widget.close_all()
 
 
 @pytest.fixture(autouse=True)
