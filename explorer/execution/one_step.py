@@ -14,6 +14,7 @@ from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import Half, Output, Trace, device_types, line_of, origin
+from tracefuse.recording.roles import is_old_gradient
 from tracefuse.text import counted
 
 aten = torch.ops.aten
@@ -44,6 +45,7 @@ def check_one_step(variant: Optimised) -> None:
         if variant.program.uncut:
             raise ExportError(f"{variant.program.uncut}.")
         _check_backwards_own(variant.trace, late)
+        _check_left_gradients(variant.trace, late)
         changed = [variant.trace.input_of(out.of).source for out, _ in late]
         lines = lines_of(late)
         does, it, those = (
@@ -69,6 +71,18 @@ def check_one_step(variant: Optimised) -> None:
             f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
             "the same numbers. Draw the numbers once, keep them in a variable and use them twice; where two generators have "
             "one seed, give them two, or draw outside of what is captured."
+        )
+
+
+def _check_left_gradients(trace: Trace, late: _Late) -> None:
+    """Raises `ExportError` where a backward adds to gradients that the step before has left, as a generator's does to those of
+    its critic, where this is updated behind it."""
+    added = [(out, node) for out, node in late if is_old_gradient(trace.input_of(out.of).source)]
+    if added:
+        raise ExportError(
+            f"{' and '.join(lines_of(added))} adds to {counted(len(added), 'gradient')} that the step before has left in "
+            "`.grad`, and a compiled step begins without any: zero the gradients of all optimizers before it, or let what it "
+            "only goes through, as a GAN's critic, take none meanwhile (`critic.requires_grad_(False)`)."
         )
 
 

@@ -22,6 +22,12 @@ aten = torch.ops.aten
 OLD_GRADIENT = "old gradient"
 """The name of what the step before has left in a `.grad` that this one gives up."""
 
+
+def is_old_gradient(source: str) -> bool:
+    """Whether an input of that source is such a one: of several, the later ones have a number."""
+    return source.replace("_", " ").startswith(OLD_GRADIENT)
+
+
 _MOVES = {aten._to_copy.default, aten.lift_fresh.default, aten.clone.default}
 _ON_THE_WAY = {aten._to_copy.default, aten.clone.default, aten.detach.default}
 _SCALES = {aten.mul.Tensor, aten.div.Tensor}
