@@ -635,6 +635,18 @@ def test_a_parameter_that_is_replaced_later_is_refused_when_the_step_is_called()
         step(*data[5])
 
 
+class CalledByFunction(Loop):
+    """The model is called once more behind the update, on tensors that lie in its weights for that call alone."""
+
+    def after(self) -> None:
+        weights = {name: one.detach() for name, one in self.model.named_parameters()}
+        torch.func.functional_call(self.model[3], {"weight": weights["3.weight"]}, (torch.ones(6).double(),))
+
+
+def test_what_lies_in_a_module_for_a_call_alone_is_no_parameter_of_it() -> None:
+    check(CalledByFunction)
+
+
 def test_the_step_of_a_model_that_is_gone_runs_on() -> None:
     loop, data = Loop(), data_of(6)
     step = captured(loop, data[:5]).compile()
