@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -85,9 +86,9 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
         _check_state(steps, joint)
         _check_left(joint, update)
         _check_weights(steps)
-    if first:
+    if made := _made(program.trace):
         raise ExportError(
-            f"the optimizer puts a new tensor in the place of {_made(program.trace)[0]} in each step, and a compiled step "
+            f"the optimizer puts a new tensor in the place of {made[0]} in each step, and a compiled step "
             "writes only to tensors that stay: let it write to the one that is there (`state[…].copy_(new)`), or take another "
             "one, such as `torch.optim.AdamW(…, fused=True)`."
         )
@@ -123,7 +124,8 @@ def never_compiled(program: CapturedProgram) -> str:
 
 def first_of_optimizer(update: Trace) -> str:
     """That this update makes the optimizer's state, with the remedy; "" of a later one, which changes it."""
-    made = _made(update)
+    kept = {of for entry in update.inputs if entry.kind == "state" and (of := _kept_for(entry.source))}
+    made = [one for one in _made(update) if _kept_for(one) not in kept]  # of a later step it is another one of these
     if not made:
         return ""
     return (
@@ -136,6 +138,11 @@ def first_of_optimizer(update: Trace) -> str:
 def _made(update: Trace) -> list[str]:
     """What of the optimizer's state an update makes, and does not write to."""
     return [out.of for out in update.outputs if out.kind == "result" and " of " in out.of]
+
+
+def _kept_for(state: str) -> str:
+    """The parameter that "exp_avg of weight" is kept for."""
+    return state.partition(" of ")[2]
 
 
 def _is_repeated(steps: Steps | None) -> bool:
@@ -271,10 +278,19 @@ def _check_varying(
         is_new = is_rate(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
         if not one.is_shape and not is_new and str(one.source or "") in lines:
             todo = remedy(one.argument, one.source, _whose(one.source, alone, update), one.here)
+            todo = todo or (OTHER if _is_of_library(one.source, update.program.stepped) else "")
             todo = todo or _of_data(one, joint.program, update.program.trace)
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
+
+
+def _is_of_library(source: Source | None, steps: Sequence[Stepped]) -> bool:
+    """Whether the line stands in the file of an optimizer that a library brings, as transformers does its Adafactor."""
+    if source is None or source.called is None:
+        return False
+    modules = (sys.modules.get(type(step.optimizer()).__module__) for step in steps)
+    return any(getattr(module, "__file__", None) == source.file for module in modules)
 
 
 def _of_data(one: Varying, program: CapturedProgram, update: Trace) -> str:

@@ -719,6 +719,20 @@ def test_state_that_an_optimizer_makes_anew_is_not_called_its_first(kind: type[L
         captured(kind(), data_of(4)).compile()
 
 
+class OfTransformers(Loop):
+    """Its state is kept in place, but for a number that it makes anew."""
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return pytest.importorskip("transformers.optimization").Adafactor(self.model.parameters())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("further", [0, 1])
+def test_an_optimizer_that_makes_a_part_of_its_state_anew_is_no_first_one(further: int) -> None:
+    said = r"^other of aten.mul_.Tensor \(optimization.py.*beta2t.*to step: take another optimizer, such as `torch.optim.AdamW"
+    with pytest.raises(ExportError, match=said):
+        captured(OfTransformers(), data_of(3 + further)).compile()
+
+
 # --- TorchScript ------------------------------------------------------------------------------------------------------
 
 
