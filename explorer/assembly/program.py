@@ -326,7 +326,7 @@ def captured_program(
         own = Inputs(_given(update, inputs), _given(update, live_externals), read.rng_states)
         names = _names_of(update, externals)
         of_steps = _names_of(joint, externals) | names
-        steps = _stepped(recording, of_steps, made.optimizers)
+        steps = _stepped(recording, of_steps)
         slots = _slots(recorder, names)
         made = with_update(made, update.trace, lambda: own, replayed, steps, slots)
     return made, tuple(left), ended.read
@@ -503,9 +503,7 @@ def _live(recording: Recording, ended: Ended, value: Value) -> torch.Tensor:
     return recording.externals[value] if replaced is None or replaced.requires_grad else replaced
 
 
-def _stepped(
-    recording: Recording, names: Mapping[Value, str], optimizers: Mapping[str, frozenset[str]]
-) -> tuple[Stepped, ...]:
+def _stepped(recording: Recording, names: Mapping[Value, str]) -> tuple[Stepped, ...]:
     """The optimizers' steps of a recording, whose externals the update calls by `names`, in order."""
     found = []
     for update in recording.updates:
@@ -515,9 +513,8 @@ def _stepped(
             if value in names
         }
         groups = {names[v]: at for at, (_, held) in enumerate(update.groups) for v in held if v in names}
-        own = (name for name, held in optimizers.items() if held & groups.keys())
         options = tuple(options for options, _ in update.groups)
         rates = {names[v]: tuple(at) for v, at in update.rates.items() if v in names}
-        name = next(own, update.kind)
+        name = update.name or update.kind
         found.append(Stepped(update.optimizer, name, update.kind, state, options, groups, update.source, rates))
     return tuple(found)

@@ -316,17 +316,22 @@ def sharded_parameters(recorder: Recorder) -> list[torch.Tensor]:
 def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:
     """The parameters of the program that each optimizer in sight holds: those that have a name, those in an object's
     attributes ("trainer.optimizer") or in a list or dict that has one, and those that stepped, by their class, of which a
-    second one is "Adam 2"."""
+    second one is "Adam 2". The updates of the recording learn these names."""
     found: dict[str, frozenset[Value]] = {}
     seen: set[int] = set()
-    stepped = ((update.kind, one) for update in recorder.recording.updates if (one := update.optimizer()) is not None)
-    for name, optimizer in [*sorted(_optimizers(namespace), key=lambda pair: "." in pair[0]), *stepped]:
+    alone = ((update.kind, one) for update in recorder.recording.updates if (one := update.optimizer()) is not None)
+    for name, optimizer in [*sorted(_optimizers(namespace), key=lambda pair: "." in pair[0]), *alone]:
         held = (recorder.values.value_of(p) for group in optimizer.param_groups for p in group["params"])
         values = frozenset(v for v in held if v is not None)
         if values and id(optimizer) not in seen:
             seen.add(id(optimizer))
             alike = sum(one.partition(" ")[0] == name for one in found)
-            found[f"{name} {alike + 1}" if alike else name] = values
+            called = f"{name} {alike + 1}" if alike else name
+            found[called] = values
+            for update in recorder.recording.updates:
+                stepped = update.optimizer()  # or what this one wraps, as accelerate's does
+                if stepped is not None and stepped.param_groups is optimizer.param_groups:
+                    update.name = update.name or called
     return found
 
 

@@ -619,3 +619,22 @@ def test_of_a_rate_of_ones_own_optimizer_the_remedy_is_a_tensor() -> None:
     with pytest.raises(ExportError, match=r"sub_\(one.grad.sign\(\) .*: compute .*`lr=torch.tensor\(0.01, dtype=…\)`"):
         captured(SignedByNumber(), data_of(4)).compile()
     check(SignedByTensor)
+
+
+def test_of_two_optimizers_of_one_model_the_one_that_is_gone_is_named() -> None:
+    model, x = nn.Linear(4, 3), torch.randn(5, 4)
+    kept = {"optimizer": optim.SGD(model.parameters(), lr=0.1)}
+
+    def fit() -> None:
+        inner = optim.Adam(model.parameters(), lr=0.1, fused=True)
+        for _ in range(4):
+            inner.zero_grad()
+            model(x).square().mean().backward()
+            inner.step()
+
+    with tracefuse.capture_step(n=3) as c:
+        fit()
+    variant = c.optimize()
+    with pytest.raises(ExportError, match=r"^the optimizer Adam is gone"):
+        variant.compile()
+    assert kept

@@ -729,8 +729,9 @@ class OfTransformers(Loop):
 @pytest.mark.parametrize("further", [0, 1])
 def test_an_optimizer_that_makes_a_part_of_its_state_anew_is_no_first_one(further: int) -> None:
     said = r"^other of aten.mul_.Tensor \(optimization.py.*beta2t.*to step: take another optimizer, such as `torch.optim.AdamW"
+    loop = OfTransformers()
     with pytest.raises(ExportError, match=said):
-        captured(OfTransformers(), data_of(3 + further)).compile()
+        captured(loop, data_of(3 + further)).compile()
 
 
 # --- TorchScript ------------------------------------------------------------------------------------------------------
