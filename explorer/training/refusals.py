@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -46,8 +47,19 @@ PUT = (
     "write there by a tensor of positions, from a count that the step raises itself (`kept.index_copy_(dim, positions, new)`, "
     "`count.add_(n)`)"
 )
+PRODUCT = ", by a product in place of `{}=`"
+"""A tensor there would be read as a number."""
+PACKED = (
+    "the lengths of a packed sequence are other ones in each step: run the net on the padded batch, and leave what is behind "
+    "each length out of the loss by a mask"
+)
 READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and compute with the tensor (`t.detach()`)"
 MADE = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
+
+_SCALES = ("alpha", "value")
+"""Arguments of operators that are numbers, by which they multiply."""
+
+_PACKING = re.compile(r"\b(?:pack_padded_sequence|pad_packed_sequence|pack_sequence)\b")
 
 _KEPT = "keep {} of {} as captured (a schedule such as `OneCycleLR` does with `cycle_momentum=False`; rates may change)"
 
@@ -76,10 +88,10 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
     _check_given(ran, steps is None or bool(not_compared(steps)) or steps.other_weights is not None)
     if steps is not None:
         _check_whole(steps)
-        followed = joint.program.trace
-        _check_varying(
-            [one for one in steps.varying_later if not _is_batch(one, captured, followed)], joint, update, values, alone
-        )
+        followed, other = joint.program.trace, steps.next_difference or steps.before
+        is_guess = other is not None and bool(other.of_tensors)  # which places and sizes belong together, by other ops
+        varying = [one for one in steps.varying_later if not (is_guess and isinstance(one.here, int))]
+        _check_varying([one for one in varying if not _is_batch(one, captured, followed)], joint, update, values, alone)
         _check_between(steps)
         _check_repeats(steps)
         _check_carried(steps, update)
@@ -298,7 +310,10 @@ def _of_data(one: Varying, program: CapturedProgram, update: Trace) -> str:
     number of its own."""
     if not is_picking(one.op):
         is_behind = str(one.source or "") in {line_of(node) for node in update.ops}
-        return _of_yours(one, program.guards, YOURS_BEHIND if is_behind else YOURS)
+        yours = YOURS_BEHIND + (PRODUCT.format(one.argument) if one.argument in _SCALES else "") if is_behind else YOURS
+        return _of_yours(one, program.guards, yours)
+    if one.source is not None and _PACKING.search(one.source.text):
+        return PACKED
     ops = (node for node in (*program.trace.ops, *update.ops) if not origin(node).autograd)
     in_line = (node for node in ops if line_of(node) == str(one.source or ""))
     return PUT if any("scatter" in packet_name(node) for node in in_line) else BATCH
@@ -311,8 +326,26 @@ def _of_yours(one: Varying, guards: Sequence[Guard], yours: str) -> str:
     itself = next((guard for guard in read if guard.value == one.here), None)
     if itself is not None:
         return READ.format(where(itself.source))
-    lines = dict.fromkeys(str(guard.source) for guard in read if guard.source and not isinstance(guard.value, bool))
+    of_it = (guard for guard in read if guard.source and _is_made_of(one, guard))
+    lines = dict.fromkeys(str(guard.source) for guard in of_it)
     return yours + (MADE.format(" and ".join(lines)) if lines else "")
+
+
+def _is_made_of(one: Varying, guard: Guard) -> bool:
+    """Whether a number may be made of what the host read: in the same line, or as a product, quotient, sum or difference of it
+    and a number of few digits."""
+    read, number = guard.value, one.here
+    if isinstance(read, bool) or not isinstance(read, (int, float)) or not isinstance(number, (int, float)):
+        return False
+    if guard.source == one.source:
+        return True
+    if not math.isfinite(read) or _has_few_digits(read) or _has_few_digits(number):
+        return False
+    return any(map(_has_few_digits, (number / read, number * read, number - read, number + read)))
+
+
+def _has_few_digits(number: float) -> bool:
+    return math.isclose(number, float(f"{number:.4g}"), rel_tol=1e-12)
 
 
 def _is_batch(one: Varying, captured: Trace, followed: Trace) -> bool:
@@ -345,10 +378,13 @@ def _check_repeats(steps: Steps) -> None:
         other = replace(other, varying=tuple(one for one in other.varying if not is_rate(one.op, one.argument)))
         lines = " and ".join(other.lines[:MOST_LINES])
         at = f", in {lines}" if lines else ""
+        if any(map(_PACKING.search, (*other.lines, *(str(one.source) for one in other.varying)))):
+            raise ExportError(f"the step {side} step {steps.captured} ran other ops: {other}{at}: {PACKED}.")
         raise ExportError(
             f"the step {side} step {steps.captured} ran other ops: {other}{at}. A compiled step runs the same ones at each "
             "call: capture one that is repeated by the next (`tracefuse.capture_step(n=…)`), or leave what only some steps "
-            "run out of the loop that is captured, and call it yourself behind the compiled step."
+            "run out of the loop that is captured, and call it yourself behind the compiled step; where Python takes one of "
+            "two values (`if random.random() < p:`), compute both, and take one by `torch.where(torch.rand(()) < p, a, b)`."
         )
     if changes := [one for difference in steps.further for one in difference.changes]:
         raise ExportError(

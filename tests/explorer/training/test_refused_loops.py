@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from typing import Any
 
 import pytest
@@ -619,6 +620,109 @@ def test_of_a_rate_of_ones_own_optimizer_the_remedy_is_a_tensor() -> None:
     with pytest.raises(ExportError, match=r"sub_\(one.grad.sign\(\) .*: compute .*`lr=torch.tensor\(0.01, dtype=…\)`"):
         captured(SignedByNumber(), data_of(4)).compile()
     check(SignedByTensor)
+
+
+class Lion(optim.Optimizer):
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.add_(one.grad.sign(), alpha=-group["lr"])
+
+
+class ScaledByAlpha(SignedByNumber):
+    """A tensor is read as a number there: in place of `alpha=` a product holds, as `SignedByTensor` has it."""
+
+    def optimizer(self) -> optim.Optimizer:
+        return Lion(self.model.parameters(), {"lr": torch.tensor(0.01, dtype=torch.float64)})
+
+
+def test_of_a_rate_that_is_given_as_alpha_the_remedy_is_a_product() -> None:
+    loop = ScaledByAlpha()
+    with pytest.raises(ExportError, match=r"^alpha of aten.add_.Tensor .*, by a product in place of `alpha=`\.$"):
+        captured(loop, data_of(4)).compile()
+    check(SignedByTensor)
+
+
+class Forced(Loop):
+    """Teacher forcing: Python takes what the next one reads, and loops over places."""
+
+    def prepare(self) -> None:
+        self.chance = random.Random(1)
+        self.net = nn.Linear(1, 1).double()
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.AdamW(self.net.parameters(), lr=0.01, fused=True)
+
+    def choose(self, right: Tensor, said: Tensor) -> Tensor:
+        return right.clone() if self.chance.random() < 0.5 else said
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        one, total = x[:, :1], torch.zeros(()).double()
+        for at in range(3):
+            said = self.net(one)
+            total = total + F.mse_loss(said, y[:, at : at + 1])
+            one = self.choose(y[:, at : at + 1], said)
+        return total
+
+
+class ForcedByTensors(Forced):
+    def choose(self, right: Tensor, said: Tensor) -> Tensor:
+        return torch.where(torch.rand(()) < 2.0, right, said)
+
+
+class Packed(Loop):
+    lengths = ((3, 1), (3, 2), (2, 2), (3, 2), (3, 3), (2, 1))
+    steps = 0
+
+    def prepare(self) -> None:
+        self.net = nn.RNN(4, 3, batch_first=True).double()
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.AdamW(self.net.parameters(), lr=0.01, fused=True)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.steps += 1
+        lengths = self.lengths[self.steps % 6]
+        packed = nn.utils.rnn.pack_padded_sequence(x[:2, None].expand(2, 3, 4), lengths, True)
+        said, _ = nn.utils.rnn.pad_packed_sequence(self.net(packed)[0], True)
+        return said.square().mean()
+
+
+def test_a_branch_of_pythons_is_told_as_such_and_no_place_in_it() -> None:
+    loop = Forced()
+    with pytest.raises(
+        ExportError, match=r"ran other ops: .*take one by `torch.where\(torch.rand\(\(\)\) < p, a, b\)`"
+    ):
+        captured(loop, data_of(6)).compile()
+    check(ForcedByTensors)
+
+
+def test_lengths_of_packed_sequences_are_told_as_such() -> None:
+    loop = Packed()
+    with pytest.raises(
+        ExportError, match=r"the lengths of a packed sequence are other ones in each step: run the net on"
+    ):
+        captured(loop, data_of(6)).compile()
+
+
+class Mixed(Loop):
+    """A number that Python draws, and a loss that is logged, which have nothing to do with each other."""
+
+    def prepare(self) -> None:
+        self.chance = random.Random(1)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        part = self.chance.random()
+        loss = super().loss(part * x, y)
+        self.logged = loss.item()
+        return loss
+
+
+def test_what_is_only_logged_is_no_reason_for_another_number() -> None:
+    loop = Mixed()
+    with pytest.raises(ExportError, match=r"^other of aten.mul.Tensor .*, which the step then takes\.$"):
+        captured(loop, data_of(4)).compile()
 
 
 def test_of_two_optimizers_of_one_model_the_one_that_is_gone_is_named() -> None:
