@@ -18,7 +18,7 @@ from tracefuse.assembly.refusals import where
 from tracefuse.assembly.unshown import Lack
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.lines.statements import gives_memory
+from tracefuse.lines.statements import computes_with_read, gives_memory
 from tracefuse.optimizers.costs.cost import packet_name
 from tracefuse.optimizers.ops import arguments, op_name
 from tracefuse.optimizers.origins import Source
@@ -219,6 +219,13 @@ def _otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
     asked = dict[str, Guard]()
     for guard in filter(_is_asked, ran.guards):
         asked.setdefault(str(guard.source), guard)
+    used = {line: guard for line, guard in asked.items() if _is_used(guard)}
+    for line, guard in used.items():
+        del asked[line]
+        yield (
+            f"the program computes with a number that it reads of {', '.join(guard.data)} in {line}, and a compiled step "
+            "keeps the captured one: drop `.item()` (or `float(…)`, `int(…)`) there, and compute with the tensor"
+        )
     if not asked:
         return
     line, one = next(iter(asked.items()))
@@ -238,6 +245,13 @@ _DECIDING = re.compile(r"\b(?:if|elif|while|assert)\b")
 
 def _is_condition(line: Source) -> bool:
     return _DECIDING.search(line.text) is not None
+
+
+def _is_used(guard: Guard) -> bool:
+    """Whether the line computes with the number, and decides nothing by it."""
+    is_number = isinstance(guard.value, (int, float)) and not isinstance(guard.value, bool)
+    is_plain = guard.source is not None and not _is_condition(guard.source)
+    return bool(guard.data) and is_number and is_plain and computes_with_read(guard.source)
 
 
 def _is_sure(guard: Guard) -> bool:
