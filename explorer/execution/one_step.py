@@ -62,6 +62,12 @@ def check_one_step(variant: Optimised) -> None:
             "once on the sum."
         )
     if not roots and not variant.program.in_rounds and any(out.kind == "gradient" for out in backward.outputs):
+        if (seed := _seed_of_function(variant.program.trace)) is not None:
+            raise ExportError(
+                f"`torch.func.grad` starts a backward by itself ({line_of(seed)}), and a compiled step starts from a loss: "
+                "take `torch.autograd.grad(loss, weights)` in its place, or a copy of what it gives as the gradient "
+                "(`p.grad = g.clone()`)."
+            )
         raise ExportError(
             "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
             "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
@@ -72,6 +78,13 @@ def check_one_step(variant: Optimised) -> None:
             "the same numbers. Draw the numbers once, keep them in a variable and use them twice; where two generators have "
             "one seed, give them two, or draw outside of what is captured."
         )
+
+
+def _seed_of_function(trace: Trace) -> fx.Node | None:
+    """The ones that `torch.func.grad` starts from, in a line that calls no `backward`, where it has made the gradients."""
+    made = (node for node in trace.ops if node.target is aten.ones_like.default and not origin(node).autograd)
+    read = (node for node in made if node.users and all(origin(user).autograd for user in node.users))
+    return next((node for node in read if line_of(node) and "backward(" not in line_of(node)), None)
 
 
 def _check_left_gradients(trace: Trace, late: _Late) -> None:

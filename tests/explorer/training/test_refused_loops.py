@@ -644,6 +644,47 @@ def test_of_a_rate_that_is_given_as_alpha_the_remedy_is_a_product() -> None:
     check(SignedByTensor)
 
 
+class ByFunction(Loop):
+    """Gradients by `torch.func.grad`, which calls no `backward`."""
+
+    def prepare(self) -> None:
+        self.model = nn.Linear(4, 3).double()  # type: ignore[assignment]
+
+    def gradients(self, x: Tensor, y: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        def loss(given: dict[str, Tensor]) -> Tensor:
+            return F.mse_loss(torch.func.functional_call(self.model, given, (x,)), y)
+
+        return torch.func.grad(loss)({name: one.detach() for name, one in weights.items()})
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        weights = dict(self.model.named_parameters())
+        found = self.gradients(x, y, weights)
+        for name, one in weights.items():
+            one.grad = found[name]
+        self.opt.step()
+
+
+class ByFunctionCopied(ByFunction):
+    def gradients(self, x: Tensor, y: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: one.clone() for name, one in super().gradients(x, y, weights).items()}
+
+
+class ByAutograd(ByFunction):
+    def gradients(self, x: Tensor, y: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        loss = F.mse_loss(self.model(x), y)
+        return dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+
+
+def test_gradients_by_a_function_are_told_as_such_and_the_remedies_hold() -> None:
+    loop = ByFunction()
+    with pytest.raises(
+        ExportError, match=r"^`torch.func.grad` starts a backward by itself \(.*torch.func.grad\(loss\)"
+    ):
+        captured(loop, data_of(4)).compile()
+    check(ByFunctionCopied)
+    check(ByAutograd)
+
+
 class Forced(Loop):
     """Teacher forcing: Python takes what the next one reads, and loops over places."""
 
