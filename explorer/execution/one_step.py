@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
 
+from tracefuse.assembly.accumulation import ADDING
 from tracefuse.assembly.draws import draws, repeated
 from tracefuse.assembly.parts import is_unnamed
 from tracefuse.errors import ExportError
@@ -46,6 +47,8 @@ def check_one_step(variant: Optimised) -> None:
             raise ExportError(f"{variant.program.uncut}.")
         _check_backwards_own(variant.trace, late)
         _check_left_gradients(variant.trace, late)
+        if any(variant.trace.input_of(out.of).kind == "parameter" for out, _ in late):
+            _check_two_forwards(variant.program.trace)
         changed = [variant.trace.input_of(out.of).source for out, _ in late]
         lines = lines_of(late)
         does, it, those = (
@@ -78,6 +81,30 @@ def check_one_step(variant: Optimised) -> None:
             "the same numbers. Draw the numbers once, keep them in a variable and use them twice; where two generators have "
             "one seed, give them two, or draw outside of what is captured."
         )
+
+
+def _check_two_forwards(trace: Trace) -> None:
+    """Raises `ExportError` where a backward goes through what was computed from gradients: a step that moves weights, runs a
+    second forward and backward there, and then updates, as sharpness-aware minimisation (SAM) does."""
+    moved: dict[fx.Node, None] = {}
+    for node in trace.ops:
+        through = [one for one in node.all_input_nodes if one in moved]
+        is_backward = bool(origin(node).autograd)
+        if is_backward and through and origin(node).autograd != ADDING:
+            raise ExportError(
+                f"the step writes to weights between two forwards ({_written_in(moved)}), as SAM does, and such a step is "
+                "shown, and not compiled: capture one forward and its backward by themselves (`with tracefuse.capture():`), "
+                "and call what is compiled of them for both, with the rest of the step around it."
+            )
+        if not is_backward and (through or any(origin(one).autograd for one in node.all_input_nodes)):
+            moved[node] = None
+
+
+def _written_in(moved: Iterable[fx.Node]) -> str:
+    """The line that gives what a later forward reads: the first outside of modules whose result a module reads."""
+    read = [one for one in moved if any(origin(user).module_type for user in one.users)]
+    outside = [one for one in read if not origin(one).module_type and line_of(one)]
+    return line_of((outside or list(moved))[0])
 
 
 def _seed_of_function(trace: Trace) -> fx.Node | None:

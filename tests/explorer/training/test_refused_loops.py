@@ -685,6 +685,48 @@ def test_gradients_by_a_function_are_told_as_such_and_the_remedies_hold() -> Non
     check(ByAutograd)
 
 
+class Sharpness(Loop):
+    """SAM: the gradients of weights that were moved along their gradients."""
+
+    both: Any = None
+
+    def prepare(self) -> None:
+        self.model = nn.Linear(4, 3).double()  # type: ignore[assignment]
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        loss = self.both or self.loss
+        self.zero()
+        loss(x, y).backward()
+        moves = [0.05 * one.grad for one in self.model.parameters() if one.grad is not None]
+        with torch.no_grad():
+            for one, move in zip(self.model.parameters(), moves, strict=True):
+                one.add_(move)
+        self.zero()
+        loss(x, y).backward()
+        with torch.no_grad():
+            for one, move in zip(self.model.parameters(), moves, strict=True):
+                one.sub_(move)
+        self.opt.step()
+
+
+def test_a_step_that_moves_weights_between_two_forwards_is_told_as_such_and_the_remedy_holds() -> None:
+    refused, eager, ours, data = Sharpness(), Sharpness(), Sharpness(), data_of(4)
+    with pytest.raises(
+        ExportError, match=r"^the step writes to weights between two forwards \(.*one.add_\(move\)\), as SAM"
+    ):
+        captured(refused, data).compile()
+    x, y = data[0]
+    with tracefuse.capture() as c:
+        loss = ours.loss(x, y)
+        loss.backward()
+    ours.both = c.optimize().compile()
+    for batch in data:
+        eager.step(*batch)
+        ours.step(*batch)
+    mine, theirs = ours.left(), eager.left()
+    assert max(float((mine[key] - theirs[key]).abs().max()) for key in theirs) < NEAR
+
+
 class Forced(Loop):
     """Teacher forcing: Python takes what the next one reads, and loops over places."""
 
