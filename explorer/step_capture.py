@@ -20,6 +20,9 @@ from tracefuse.recording.namespace import visible_from
 from tracefuse.steps.watch import SHOWN, Plan, StepWatch
 from tracefuse.text import counted
 
+MADE_ANEW = 3
+"""Optimizers of one class from which on a run whose updates never repeat is taken to make them in its loop."""
+
 
 class StepCapture(RecordedCapture):
     """The capture of the step number `n` of what runs in the block. Enter it once. Raises `OptionError` for no such number."""
@@ -56,6 +59,13 @@ class StepCapture(RecordedCapture):
             return watch.elsewhere or (
                 "no optimizer of torch's made a step: nothing tells where a step ends. Capture one step by itself, with "
                 "`with tracefuse.capture():` around it."
+            )
+        if steps == 1 and max(watch.kinds.values()) >= MADE_ANEW:
+            made = " and ".join(f"{count} of {kind}" for kind, count in watch.kinds.items())
+            return (
+                "the updates of this run never repeat, so that all count as one step: new optimizers are made on the way "
+                f"({made} stepped), as the inner ones of MAML. Capture one forward and its backward by themselves "
+                "(`with tracefuse.capture():` around these two)."
             )
         earlier = max(1, steps - 1)  # the one behind it is compared with it
         return (

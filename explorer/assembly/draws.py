@@ -23,22 +23,27 @@ from tracefuse.recording.operators import default_generator, device_of
 aten = torch.ops.aten
 
 _UNINITIALISED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
-
+_ORDERS = {aten.randperm.default, aten.randperm.generator}
 
 _STATES = {"dropout_seed", "dropout_state", "philox_seed", "rng_state"}
 """What backwards of attention and cuDNN's recurrent nets are given in place of drawing."""
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether running the op moves a generator: attention without dropout, dropout in evaluation mode and empty results
-    do not, although their operators are marked as random."""
+    """Whether running the op moves a generator: attention without dropout, dropout in evaluation mode, empty results and the
+    order of a single element do not, although their operators are marked as random."""
     if is_getitem(node) or node.op != "call_function" or not is_random(node) or origin(node).rng is None:
         return False
     given = arguments(node)
     if given.keys() & _STATES:
         return False
     drops = given.get("dropout_p", given.get("dropout", 1.0)) != 0 and given.get("train", True) is not False
-    return drops and any(t.numel() > 0 for t in tensors(node))
+    return drops and any(t.numel() > _is_ordered_on_cpu(node, t) for t in tensors(node))
+
+
+def _is_ordered_on_cpu(node: fx.Node, drawn: torch.Tensor) -> bool:
+    """Whether the CPU draws but one number less than it yields, as it does of a random order."""
+    return node.target in _ORDERS and drawn.device.type == "cpu"
 
 
 def is_in_engine(node: fx.Node) -> bool:

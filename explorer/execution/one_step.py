@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
 
+from tracefuse.assembly.accumulation import ADDING
 from tracefuse.assembly.draws import draws, repeated
 from tracefuse.assembly.parts import is_unnamed
 from tracefuse.errors import ExportError
@@ -14,6 +15,7 @@ from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.ops import arguments
 from tracefuse.optimizers.trace import Half, Output, Trace, device_types, line_of, origin
+from tracefuse.recording.roles import is_old_gradient
 from tracefuse.text import counted
 
 aten = torch.ops.aten
@@ -44,6 +46,9 @@ def check_one_step(variant: Optimised) -> None:
         if variant.program.uncut:
             raise ExportError(f"{variant.program.uncut}.")
         _check_backwards_own(variant.trace, late)
+        _check_left_gradients(variant.trace, late)
+        if any(variant.trace.input_of(out.of).kind == "parameter" for out, _ in late):
+            _check_two_forwards(variant.program.trace)
         changed = [variant.trace.input_of(out.of).source for out, _ in late]
         lines = lines_of(late)
         does, it, those = (
@@ -60,6 +65,12 @@ def check_one_step(variant: Optimised) -> None:
             "once on the sum."
         )
     if not roots and not variant.program.in_rounds and any(out.kind == "gradient" for out in backward.outputs):
+        if (seed := _seed_of_function(variant.program.trace)) is not None:
+            raise ExportError(
+                f"`torch.func.grad` starts a backward by itself ({line_of(seed)}), and a compiled step starts from a loss: "
+                "take `torch.autograd.grad(loss, weights)` in its place, or a copy of what it gives as the gradient "
+                "(`p.grad = g.clone()`)."
+            )
         raise ExportError(
             "a gradient that was given to `backward()` is computed from the program's own values or is used elsewhere too, "
             "so that gradients are no function of it. Reduce to a loss and call `.backward()` on that."
@@ -69,6 +80,49 @@ def check_one_step(variant: Optimised) -> None:
             f"{earlier.name} and {later.name} draw from the same generator state, which was restored in between, and are not "
             "the same numbers. Draw the numbers once, keep them in a variable and use them twice; where two generators have "
             "one seed, give them two, or draw outside of what is captured."
+        )
+
+
+def _check_two_forwards(trace: Trace) -> None:
+    """Raises `ExportError` where a backward goes through what was computed from gradients: a step that moves weights, runs a
+    second forward and backward there, and then updates, as sharpness-aware minimisation (SAM) does."""
+    moved: dict[fx.Node, None] = {}
+    for node in trace.ops:
+        through = [one for one in node.all_input_nodes if one in moved]
+        is_backward = bool(origin(node).autograd)
+        if is_backward and through and origin(node).autograd != ADDING:
+            raise ExportError(
+                f"the step writes to weights between two forwards ({_written_in(moved)}), as SAM does, and such a step is "
+                "shown, and not compiled: capture one forward and its backward by themselves (`with tracefuse.capture():`), "
+                "and call what is compiled of them for both, with the rest of the step around it."
+            )
+        if not is_backward and (through or any(origin(one).autograd for one in node.all_input_nodes)):
+            moved[node] = None
+
+
+def _written_in(moved: Iterable[fx.Node]) -> str:
+    """The line that gives what a later forward reads: the first outside of modules whose result a module reads."""
+    read = [one for one in moved if any(origin(user).module_type for user in one.users)]
+    outside = [one for one in read if not origin(one).module_type and line_of(one)]
+    return line_of((outside or list(moved))[0])
+
+
+def _seed_of_function(trace: Trace) -> fx.Node | None:
+    """The ones that `torch.func.grad` starts from, in a line that calls no `backward`, where it has made the gradients."""
+    made = (node for node in trace.ops if node.target is aten.ones_like.default and not origin(node).autograd)
+    read = (node for node in made if node.users and all(origin(user).autograd for user in node.users))
+    return next((node for node in read if line_of(node) and "backward(" not in line_of(node)), None)
+
+
+def _check_left_gradients(trace: Trace, late: _Late) -> None:
+    """Raises `ExportError` where a backward adds to gradients that the step before has left, as a generator's does to those of
+    its critic, where this is updated behind it."""
+    added = [(out, node) for out, node in late if is_old_gradient(trace.input_of(out.of).source)]
+    if added:
+        raise ExportError(
+            f"{' and '.join(lines_of(added))} adds to {counted(len(added), 'gradient')} that the step before has left in "
+            "`.grad`, and a compiled step begins without any: zero the gradients of all optimizers before it, or let what it "
+            "only goes through, as a GAN's critic, take none meanwhile (`critic.requires_grad_(False)`)."
         )
 
 

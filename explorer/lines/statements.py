@@ -113,6 +113,23 @@ def statement_at(source: Source | None) -> ast.stmt | None:
     return around[0] if len(around) == 1 else None
 
 
+def computes_with_read(source: Source | None) -> bool:
+    """Whether the statement multiplies, divides or adds a number that it reads of a tensor there (`loss / mask.sum().item()`),
+    and compares nothing with that."""
+    found = list(ast.walk(statement_at(source) or ast.Pass()))
+    compared = {id(part) for one in found if isinstance(one, ast.Compare) for part in ast.walk(one)}
+    products = [one for one in found if isinstance(one, ast.BinOp) and id(one) not in compared]
+    return any(_is_read(operand) for one in products for operand in (one.left, one.right))
+
+
+def _is_read(operand: ast.expr) -> bool:
+    if not isinstance(operand, ast.Call):
+        return False
+    called = operand.func
+    by_method = isinstance(called, ast.Attribute) and called.attr == "item" and not operand.args
+    return by_method or (isinstance(called, ast.Name) and called.id in ("float", "int") and len(operand.args) == 1)
+
+
 def stores_to(source: Source, attribute: str) -> list[Source]:
     """The lines of the same file that give an attribute of that name a value."""
     lines = linecache.getlines(source.file)

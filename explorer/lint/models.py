@@ -27,23 +27,27 @@ _BATCH_NORMS = {
 
 
 def batch_norms_of_few(case: Case) -> Iterator[Finding]:
-    """Batch norm that takes its statistics from a handful of values."""
+    """Batch norms that take their statistics from a handful of values: one finding for all, at the one of the fewest."""
     norms = [n for n in case.own_ops if packet_name(n) in _BATCH_NORMS and _is_training(n) and not _is_of_instances(n)]
     few = [n for n in norms if _per_channel(n) <= FEWEST_VALUES or _samples(n) < FEWEST_SAMPLES]
-    for at, group in grouped(few, line_of).items():
-        least = min(group, key=_per_channel)
-        severity: Severity = "medium" if _per_channel(least) <= FEWEST_VALUES else "low"
-        yield from case.finding(
-            "batch-norm-few-samples",
-            severity,
-            f"batch norm takes its statistics of {counted(_samples(least), 'sample')}: {_per_channel(least)} values a channel",
-            (("batch norms", f"{len(group)} of {len(norms)}"), ("input", str(list(val(least.args[0]).shape)))),  # type: ignore[arg-type]
-            group,
-            at,
-            "`nn.GroupNorm`, or `nn.LayerNorm`, which know no batch; over several GPUs "
-            "`nn.SyncBatchNorm.convert_sync_batchnorm(model)`",
-            "not a time: noise in training, and another result in `eval()`",
-        )
+    if not few:
+        return
+    least, lines = min(few, key=_per_channel), len(set(map(line_of, few)))
+    severity: Severity = "medium" if _per_channel(least) <= FEWEST_VALUES else "low"
+    yield from case.finding(
+        "batch-norm-few-samples",
+        severity,
+        f"batch norm takes its statistics of {counted(_samples(least), 'sample')}: {_per_channel(least)} values a channel",
+        (
+            ("batch norms", f"{len(few)} of {len(norms)}" + (f", in {lines} lines" if lines > 1 else "")),
+            ("input", str(list(val(least.args[0]).shape))),  # type: ignore[arg-type]
+        ),
+        few,
+        least,
+        "`nn.GroupNorm`, or `nn.LayerNorm`, which know no batch; over several GPUs "
+        "`nn.SyncBatchNorm.convert_sync_batchnorm(model)`",
+        "not a time: noise in training, and another result in `eval()`",
+    )
 
 
 def _is_training(node: fx.Node) -> bool:

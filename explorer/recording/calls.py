@@ -257,19 +257,19 @@ class Guard:
 
 @dataclass(eq=False)
 class Update:
-    """One call of an optimizer's `step`: the optimizer's class and name, the positions of the calls that it ran, its line, of
-    each tensor that the optimizer keeps the name and the parameter that it is kept for, of each of its groups the options and
-    parameters, and of each learning rate that is a tensor the groups that have it."""
+    """One call of an optimizer's `step`: the positions of the calls that it ran, its line, of each tensor that the
+    optimizer keeps the name and the parameter that it is kept for, of each of its groups the options and parameters, and of
+    each learning rate that is a tensor the groups that have it. `name` is what it is called; "" where it is gone."""
 
     optimizer: weakref.ref[torch.optim.Optimizer]
     kind: str
     start: int
     stop: int = 0
-    name: str = ""
     source: Source | None = None
     state: dict[Value, tuple[str, Value | None]] = field(default_factory=dict)
     groups: list[tuple[dict[str, Any], list[Value]]] = field(default_factory=list)
     rates: dict[Value, list[int]] = field(default_factory=dict)
+    name: str = ""
 
 
 class HandedOn(NamedTuple):

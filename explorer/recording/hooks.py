@@ -325,8 +325,11 @@ class ModuleStack:
 
     def _note_slots(self, module: nn.Module) -> None:
         for kind in ("parameter", "buffer"):
-            for key, tensor in held_by(module, kind).items():
-                if is_a(tensor, torch.Tensor) and tensor not in self.slots:
+            held = held_by(module, kind)
+            is_parameters = kind == "parameter" and isinstance(held, dict)
+            for key, tensor in held.items():
+                # A plain tensor is a parameter for a moment alone, while `torch.func.functional_call` runs.
+                if is_a(tensor, nn.Parameter if is_parameters else torch.Tensor) and tensor not in self.slots:
                     self.slots[tensor] = Slot(weakref.ref(module), kind, key)
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,6 +22,12 @@ aten = torch.ops.aten
 OLD_GRADIENT = "old gradient"
 """The name of what the step before has left in a `.grad` that this one gives up."""
 
+
+def is_old_gradient(source: str) -> bool:
+    """Whether an input of that source is such a one: of several, the later ones have a number."""
+    return source.replace("_", " ").startswith(OLD_GRADIENT)
+
+
 _MOVES = {aten._to_copy.default, aten.lift_fresh.default, aten.clone.default}
 _ON_THE_WAY = {aten._to_copy.default, aten.clone.default, aten.detach.default}
 _SCALES = {aten.mul.Tensor, aten.div.Tensor}
@@ -324,19 +330,22 @@ def sharded_parameters(recorder: Recorder) -> list[torch.Tensor]:
 def optimizers_of(recorder: Recorder, namespace: Mapping[str, Any]) -> dict[str, frozenset[Value]]:
     """The parameters of the program that each optimizer in sight holds: those that have a name, those in an object's
     attributes ("trainer.optimizer") or in a list or dict that has one, and those that stepped, by their class, of which a
-    second one is "Adam 2". The recorded steps get the names of their optimizers."""
+    second one is "Adam 2". The updates of the recording learn these names."""
     found: dict[str, frozenset[Value]] = {}
-    seen: dict[int, str] = {}
-    stepped = ((update.kind, one) for update in recorder.recording.updates if (one := update.optimizer()) is not None)
-    for name, optimizer in [*sorted(_optimizers(namespace), key=lambda pair: "." in pair[0]), *stepped]:
+    seen: set[int] = set()
+    alone = ((update.kind, one) for update in recorder.recording.updates if (one := update.optimizer()) is not None)
+    for name, optimizer in [*sorted(_optimizers(namespace), key=lambda pair: "." in pair[0]), *alone]:
         held = (recorder.values.value_of(p) for group in optimizer.param_groups for p in group["params"])
         values = frozenset(v for v in held if v is not None)
         if values and id(optimizer) not in seen:
+            seen.add(id(optimizer))
             alike = sum(one.partition(" ")[0] == name for one in found)
-            seen[id(optimizer)] = called = f"{name} {alike + 1}" if alike else name
+            called = f"{name} {alike + 1}" if alike else name
             found[called] = values
-    for update in recorder.recording.updates:
-        update.name = seen.get(id(update.optimizer()), update.kind)
+            for update in recorder.recording.updates:
+                stepped = update.optimizer()  # or what this one wraps, as accelerate's does
+                if stepped is not None and stepped.param_groups is optimizer.param_groups:
+                    update.name = update.name or called
     return found
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from tracefuse.optimizers.origins import Source
 from tracefuse.steps.varying import Difference, Varying
 from tracefuse.text import counted, time_text
+
+MOST_UPDATES = 8
+"""Of a step that are told one by one."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Steps:
     def __str__(self) -> str:
         own = [step.seconds for step in self if step.seconds is not None and not step.is_watched]
         times = f"; {time_text(1e6 * median(own))} each, where nothing was noted" if len(own) > 1 else ""
-        updates = f" ({' then '.join(self.optimizers)})" if self.optimizers else ""
+        updates = f" ({in_order(self.optimizers)})" if self.optimizers else ""
         told = [step for step in self if step.ops is not None or step.difference]
         lines = [f"  {step}{'  <- shown' if step.number == self.captured else ''}" for step in told]
         return "\n".join([f"{self.headline}{updates}{times}", *lines, *self._compared(), *self.remarks])
@@ -111,3 +115,12 @@ class Steps:
             f"Steps {seen[0]} to {seen[-1]} were" if len(seen) > 1 else f"Step {seen[0]} was" if seen else "No step was"
         )
         return [f"{which} compared with it: what others run beside that, as under `if i % 10 == 0:`, is not known."]
+
+
+def in_order(optimizers: Sequence[str]) -> str:
+    """ "SGD then Adam"; of many updates how many of each optimizer there are."""
+    if len(optimizers) <= MOST_UPDATES:
+        return " then ".join(optimizers)
+    return (
+        f"{len(optimizers)} updates: {', '.join(f'{count} of {kind}' for kind, count in Counter(optimizers).items())}"
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +101,11 @@ class StepWatch:
     def run(self) -> Run | None:
         """The run of the captured step; None where none was captured, or the block is one step."""
         return None if self._captured is None or self._block is not None else self._captured.run
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many optimizers of each class stepped."""
+        return Counter(kind for kind, _ in self._optimizers)
 
     def start(self) -> None:
         self._began = time.perf_counter()

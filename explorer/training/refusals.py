@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -16,7 +18,7 @@ from tracefuse.assembly.refusals import where
 from tracefuse.assembly.unshown import Lack
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.lines.statements import gives_memory
+from tracefuse.lines.statements import computes_with_read, gives_memory
 from tracefuse.optimizers.costs.cost import packet_name
 from tracefuse.optimizers.ops import arguments, op_name
 from tracefuse.optimizers.origins import Source
@@ -46,6 +48,12 @@ PUT = (
     "write there by a tensor of positions, from a count that the step raises itself (`kept.index_copy_(dim, positions, new)`, "
     "`count.add_(n)`)"
 )
+PRODUCT = ", by a product in place of `{}=`"
+"""A tensor there would be read as a number."""
+PACKED = (
+    "the lengths of a packed sequence are other ones in each step: run the net on the padded batch, and leave what is behind "
+    "each length out of the loss by a mask"
+)
 READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and compute with the tensor (`t.detach()`)"
 MADE_OF_READ = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
 
@@ -55,6 +63,11 @@ MADE_BEHIND = (
     "compute it from a count that the step raises itself (`count.add_(1)`), or leave the line out of the loop that is "
     "captured, and call it yourself behind the compiled step"
 )
+
+_SCALES = ("alpha", "value")
+"""Arguments of operators that are numbers, by which they multiply."""
+
+_PACKING = re.compile(r"\b(?:pack_padded_sequence|pad_packed_sequence|pack_sequence)\b")
 
 _KEPT = "keep {} of {} as captured (a schedule such as `OneCycleLR` does with `cycle_momentum=False`; rates may change)"
 
@@ -83,19 +96,19 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
     _check_given(ran, steps is None or bool(not_compared(steps)) or steps.other_weights is not None)
     if steps is not None:
         _check_whole(steps)
-        followed = joint.program.trace
-        _check_varying(
-            [one for one in steps.varying_later if not _is_batch(one, captured, followed)], joint, update, values, alone
-        )
+        followed, other = joint.program.trace, steps.next_difference or steps.before
+        is_guess = other is not None and bool(other.of_tensors)  # which places and sizes belong together, by other ops
+        varying = [one for one in steps.varying_later if not (is_guess and isinstance(one.here, int))]
+        _check_varying([one for one in varying if not _is_batch(one, captured, followed)], joint, update, values, alone)
         _check_between(steps)
         _check_repeats(steps)
         _check_carried(steps, update)
         _check_state(steps, joint)
         _check_left(joint, update)
         _check_weights(steps)
-    if first:
+    if made := _made(program.trace):
         raise ExportError(
-            f"the optimizer puts a new tensor in the place of {_made(program.trace)[0]} in each step, and a compiled step "
+            f"the optimizer puts a new tensor in the place of {made[0]} in each step, and a compiled step "
             "writes only to tensors that stay: let it write to the one that is there (`state[…].copy_(new)`), or take another "
             "one, such as `torch.optim.AdamW(…, fused=True)`."
         )
@@ -131,7 +144,8 @@ def never_compiled(program: CapturedProgram) -> str:
 
 def first_of_optimizer(update: Trace) -> str:
     """That this update makes the optimizer's state, with the remedy; "" of a later one, which changes it."""
-    made = _made(update)
+    kept = {of for entry in update.inputs if entry.kind == "state" and (of := _kept_for(entry.source))}
+    made = [one for one in _made(update) if _kept_for(one) not in kept]  # of a later step it is another one of these
     if not made:
         return ""
     return (
@@ -144,6 +158,11 @@ def first_of_optimizer(update: Trace) -> str:
 def _made(update: Trace) -> list[str]:
     """What of the optimizer's state an update makes, and does not write to."""
     return [out.of for out in update.outputs if out.kind == "result" and " of " in out.of]
+
+
+def _kept_for(state: str) -> str:
+    """The parameter that "exp_avg of weight" is kept for."""
+    return state.partition(" of ")[2]
 
 
 def _is_repeated(steps: Steps | None) -> bool:
@@ -208,6 +227,13 @@ def _otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
     asked = dict[str, Guard]()
     for guard in filter(_is_asked, ran.guards):
         asked.setdefault(str(guard.source), guard)
+    used = {line: guard for line, guard in asked.items() if _is_used(guard)}
+    for line, guard in used.items():
+        del asked[line]
+        yield (
+            f"the program computes with a number that it reads of {', '.join(guard.data)} in {line}, and a compiled step "
+            "keeps the captured one: drop `.item()` (or `float(…)`, `int(…)`) there, and compute with the tensor"
+        )
     if not asked:
         return
     line, one = next(iter(asked.items()))
@@ -227,6 +253,13 @@ _DECIDING = re.compile(r"\b(?:if|elif|while|assert)\b")
 
 def _is_condition(line: Source) -> bool:
     return _DECIDING.search(line.text) is not None
+
+
+def _is_used(guard: Guard) -> bool:
+    """Whether the line computes with the number, and decides nothing by it."""
+    is_number = isinstance(guard.value, (int, float)) and not isinstance(guard.value, bool)
+    is_plain = guard.source is not None and not _is_condition(guard.source)
+    return bool(guard.data) and is_number and is_plain and computes_with_read(guard.source)
 
 
 def _is_sure(guard: Guard) -> bool:
@@ -283,6 +316,7 @@ def _check_varying(
         if not one.is_shape and not is_new and str(one.source or "") in lines:
             todo = NORM if one.argument == "momentum" and "batch_norm" in one.op else ""
             todo = todo or remedy(one.argument, one.source, _whose(one.source, alone, update), one.here)
+            todo = todo or (OTHER if _is_of_library(one.source, update.program.stepped) else "")
             todo = todo or _of_data(one, joint.program, update.program.trace)
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
@@ -305,12 +339,23 @@ def _has(tensor: torch.Tensor, numbers: object) -> bool:
     return tensor.numel() <= MOST_NUMBERS and repr(tensor.tolist()) == repr(numbers)
 
 
+def _is_of_library(source: Source | None, steps: Sequence[Stepped]) -> bool:
+    """Whether the line stands in the file of an optimizer that a library brings, as transformers does its Adafactor."""
+    if source is None or source.called is None:
+        return False
+    modules = (sys.modules.get(type(step.optimizer()).__module__) for step in steps)
+    return any(getattr(module, "__file__", None) == source.file for module in modules)
+
+
 def _of_data(one: Varying, program: CapturedProgram, update: Trace) -> str:
     """What to do about a place that the program takes a part from or puts it to, which it may do in its update, or about a
     number of its own."""
     if not is_picking(one.op):
         is_behind = str(one.source or "") in {line_of(node) for node in update.ops}
-        return _of_yours(one, program.guards, YOURS_BEHIND if is_behind else YOURS)
+        yours = YOURS_BEHIND + (PRODUCT.format(one.argument) if one.argument in _SCALES else "") if is_behind else YOURS
+        return _of_yours(one, program.guards, yours)
+    if one.source is not None and _PACKING.search(one.source.text):
+        return PACKED
     ops = (node for node in (*program.trace.ops, *update.ops) if not origin(node).autograd)
     in_line = (node for node in ops if line_of(node) == str(one.source or ""))
     return PUT if any("scatter" in packet_name(node) for node in in_line) else BATCH
@@ -323,8 +368,26 @@ def _of_yours(one: Varying, guards: Sequence[Guard], yours: str) -> str:
     itself = next((guard for guard in read if guard.value == one.here), None)
     if itself is not None:
         return READ.format(where(itself.source))
-    lines = dict.fromkeys(str(guard.source) for guard in read if guard.source and not isinstance(guard.value, bool))
+    of_it = (guard for guard in read if guard.source and _is_made_of(one, guard))
+    lines = dict.fromkeys(str(guard.source) for guard in of_it)
     return yours + (MADE_OF_READ.format(" and ".join(lines)) if lines else "")
+
+
+def _is_made_of(one: Varying, guard: Guard) -> bool:
+    """Whether a number may be made of what the host read: in the same line, or as a product, quotient, sum or difference of it
+    and a number of few digits."""
+    read, number = guard.value, one.here
+    if isinstance(read, bool) or not isinstance(read, (int, float)) or not isinstance(number, (int, float)):
+        return False
+    if guard.source == one.source:
+        return True
+    if not math.isfinite(read) or _has_few_digits(read) or _has_few_digits(number):
+        return False
+    return any(map(_has_few_digits, (number / read, number * read, number - read, number + read)))
+
+
+def _has_few_digits(number: float) -> bool:
+    return math.isclose(number, float(f"{number:.4g}"), rel_tol=1e-12)
 
 
 def _is_batch(one: Varying, captured: Trace, followed: Trace) -> bool:
@@ -357,10 +420,13 @@ def _check_repeats(steps: Steps) -> None:
         other = replace(other, varying=tuple(one for one in other.varying if not is_rate(one.op, one.argument)))
         lines = " and ".join(other.lines[:MOST_LINES])
         at = f", in {lines}" if lines else ""
+        if any(map(_PACKING.search, (*other.lines, *(str(one.source) for one in other.varying)))):
+            raise ExportError(f"the step {side} step {steps.captured} ran other ops: {other}{at}: {PACKED}.")
         raise ExportError(
             f"the step {side} step {steps.captured} ran other ops: {other}{at}. A compiled step runs the same ones at each "
             "call: capture one that is repeated by the next (`tracefuse.capture_step(n=…)`), or leave what only some steps "
-            "run out of the loop that is captured, and call it yourself behind the compiled step."
+            "run out of the loop that is captured, and call it yourself behind the compiled step; where Python takes one of "
+            "two values (`if random.random() < p:`), compute both, and take one by `torch.where(torch.rand(()) < p, a, b)`."
         )
     if changes := [one for difference in steps.further for one in difference.changes]:
         raise ExportError(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 import tracefuse
 from tracefuse.assembly.draws import undisturbed
@@ -82,3 +83,15 @@ def test_dropouts_of_other_shapes_from_one_state_stay_apart() -> None:
 
     trace = tracefuse.capture(run).trace
     assert sum("native_dropout.default" in str(op.target) for op in trace.ops) == 2
+
+
+def test_the_order_of_a_single_element_is_no_draw_that_another_one_repeats() -> None:
+    model, x = nn.Linear(4, 3), torch.randn(5, 4)
+
+    def run() -> None:
+        first, order = torch.randperm(1), torch.randperm(5)
+        (model(x[order]) + first).square().mean().backward()
+
+    c = tracefuse.capture(run)
+    c.optimize().compile()  # refused, two draws from one state would be
+    assert sum("randperm" in str(op.target) for op in c.trace.ops) == 2

@@ -241,3 +241,18 @@ def test_a_second_backward_is_told_at_its_line_on_threads_of_autograds_too(
         h.abs().mean().backward()
     (finding,) = found("second-backward", case(c))
     assert finding.source.endswith("  h.abs().mean().backward()")
+
+
+def test_batch_norms_of_few_values_on_several_lines_are_one_finding_at_that_of_the_fewest() -> None:
+    first, second, pool = nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.AvgPool2d(2)
+
+    def run(x: Tensor) -> None:
+        wide = first(x)
+        narrow = second(pool(wide))  # the fewest
+        narrow.square().mean().backward()
+
+    c = tracefuse.capture(lambda: run(torch.randn(2, 3, 4, 4)))
+    (one,) = (one for one in diagnose(case(c)) if one.id == "batch-norm-few-samples")
+    assert "8 values a channel" in one.title
+    assert one.source.endswith("# the fewest")
+    assert dict(one.evidence)["batch norms"] == "2 of 2, in 2 lines"

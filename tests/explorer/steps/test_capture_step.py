@@ -468,6 +468,35 @@ def test_an_optimizer_that_calls_another_makes_one_update() -> None:
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
+def test_of_optimizers_that_each_round_makes_anew_it_is_said_that_no_step_repeats() -> None:
+    """First-order MAML: the inner optimizer, and what it trains, are new ones in each round."""
+    model, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+    outer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def adapt() -> None:
+        fast = copy.deepcopy(model)
+        inner = torch.optim.SGD(fast.parameters(), lr=0.1)
+        for _ in range(2):
+            inner.zero_grad()
+            fast(x).square().mean().backward()
+            inner.step()
+        for mine, found in zip(model.parameters(), fast.parameters(), strict=True):
+            mine.grad = found.grad
+        outer.step()
+
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(6):
+            adapt()
+    said = r"updates of this run never repeat.*\(7 of SGD stepped\), as the inner ones of MAML. Capture one forward and"
+    with pytest.raises(CaptureError, match=said):
+        _ = c.trace
+    assert re.match(r"one step \(\d+ updates: \d+ of SGD\)", str(c.steps))
+    with tracefuse.capture() as c:
+        loss = model(x).square().mean()
+        loss.backward()
+    assert c.optimize().compile()() == loss
+
+
 def test_a_run_that_ends_too_early_says_how_far_it_came() -> None:
     with tracefuse.capture_step(n=3) as c:
         Loop().train(2)

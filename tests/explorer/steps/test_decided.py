@@ -125,3 +125,30 @@ def test_a_step_captured_with_padding_takes_masks_of_both_kinds() -> None:
     x = torch.randn(5, 4)
     for mask in (full, padded):
         torch.testing.assert_close(step(x=x, mask=mask), model(x * mask).square().mean())
+
+
+def by_the_number(x: Tensor, mask: Tensor) -> Tensor:
+    return x / (mask != 0).sum().item()
+
+
+def by_the_tensor(x: Tensor, mask: Tensor) -> Tensor:
+    return x / (mask != 0).sum()
+
+
+def test_a_number_that_is_computed_with_is_told_as_such_and_the_remedy_holds() -> None:
+    model = nn.Linear(4, 3)
+    opt = optim.SGD(model.parameters(), 0.1, fused=True)
+
+    def told_of(masked: Masked) -> list[str]:
+        with tracefuse.capture_step(n=3) as c:
+            for x, mask in [(torch.randn(5, 4), torch.ones(5, 4)) for _ in range(5)]:
+                train(model, opt, masked, x, mask)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            c.optimize().compile()
+        return [str(one.message) for one in told if "mask" in str(one.message)]
+
+    (said,) = told_of(by_the_number)
+    assert said.startswith("the program computes with a number that it reads of mask in ")
+    assert "drop `.item()`" in said
+    assert not told_of(by_the_tensor)

@@ -546,6 +546,50 @@ def test_the_first_step_of_an_optimizer_is_refused_in_the_first_round_too() -> N
         c.optimize().compile()
 
 
+class GeneratorFirst(Gan):
+    """The generator's backward leaves gradients in the critic, which the critic's own round zeroes."""
+
+    def before_generator(self) -> None: ...
+
+    def step(self, real: Tensor, noise: Tensor) -> None:
+        self.opt_G.zero_grad()
+        self.before_generator()
+        made = self.G(noise)
+        fooled = self.generators_loss(made)
+        fooled.backward()
+        self.opt_G.step()
+        self.D.requires_grad_(True)
+        self.opt_D.zero_grad()
+        loss = self.critics_loss(real, made)
+        loss.backward()
+        self.opt_D.step()
+
+
+class ZeroingBoth(GeneratorFirst):
+    def before_generator(self) -> None:
+        self.opt_D.zero_grad()
+
+
+class CriticAside(GeneratorFirst):
+    def before_generator(self) -> None:
+        self.D.requires_grad_(False)
+
+
+def test_gradients_that_the_step_before_has_left_to_the_critic_are_told_and_the_remedies_hold() -> None:
+    gan = GeneratorFirst()
+    c = captured(gan, gan.data(CAPTURED))
+    said = r"^fooled.backward\(\) adds to 4 gradients that the step before has left.*zero .*requires_grad_\(False\)"
+    with pytest.raises(ExportError, match=said):
+        c.optimize().compile()
+    for kind in (ZeroingBoth, CriticAside):
+        ours, eager = kind(), kind()
+        data = ours.data(CAPTURED + 5)
+        eager.run(data)
+        step = captured(ours, data[:CAPTURED]).optimize().compile()
+        stepped(step, ours, data[CAPTURED:])
+        assert far(ours, eager) < NEAR
+
+
 def test_freezing_what_the_first_round_updates_is_refused() -> None:
     gan = Gan()
     c = captured(gan, gan.data(CAPTURED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from typing import Any
 
 import pytest
@@ -619,3 +620,208 @@ def test_of_a_rate_of_ones_own_optimizer_the_remedy_is_a_tensor() -> None:
     with pytest.raises(ExportError, match=r"sub_\(one.grad.sign\(\) .*: compute .*`lr=torch.tensor\(0.01, dtype=…\)`"):
         captured(SignedByNumber(), data_of(4)).compile()
     check(SignedByTensor)
+
+
+class Lion(optim.Optimizer):
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.add_(one.grad.sign(), alpha=-group["lr"])
+
+
+class ScaledByAlpha(SignedByNumber):
+    """A tensor is read as a number there: in place of `alpha=` a product holds, as `SignedByTensor` has it."""
+
+    def optimizer(self) -> optim.Optimizer:
+        return Lion(self.model.parameters(), {"lr": torch.tensor(0.01, dtype=torch.float64)})
+
+
+def test_of_a_rate_that_is_given_as_alpha_the_remedy_is_a_product() -> None:
+    loop = ScaledByAlpha()
+    with pytest.raises(ExportError, match=r"^alpha of aten.add_.Tensor .*, by a product in place of `alpha=`\.$"):
+        captured(loop, data_of(4)).compile()
+    check(SignedByTensor)
+
+
+class ByFunction(Loop):
+    """Gradients by `torch.func.grad`, which calls no `backward`."""
+
+    def prepare(self) -> None:
+        self.model = nn.Linear(4, 3).double()  # type: ignore[assignment]
+
+    def gradients(self, x: Tensor, y: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        def loss(given: dict[str, Tensor]) -> Tensor:
+            return F.mse_loss(torch.func.functional_call(self.model, given, (x,)), y)
+
+        return torch.func.grad(loss)({name: one.detach() for name, one in weights.items()})
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        weights = dict(self.model.named_parameters())
+        found = self.gradients(x, y, weights)
+        for name, one in weights.items():
+            one.grad = found[name]
+        self.opt.step()
+
+
+class ByFunctionCopied(ByFunction):
+    def gradients(self, x: Tensor, y: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: one.clone() for name, one in super().gradients(x, y, weights).items()}
+
+
+class ByAutograd(ByFunction):
+    def gradients(self, x: Tensor, y: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        loss = F.mse_loss(self.model(x), y)
+        return dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+
+
+def test_gradients_by_a_function_are_told_as_such_and_the_remedies_hold() -> None:
+    loop = ByFunction()
+    with pytest.raises(
+        ExportError, match=r"^`torch.func.grad` starts a backward by itself \(.*torch.func.grad\(loss\)"
+    ):
+        captured(loop, data_of(4)).compile()
+    check(ByFunctionCopied)
+    check(ByAutograd)
+
+
+class Sharpness(Loop):
+    """SAM: the gradients of weights that were moved along their gradients."""
+
+    both: Any = None
+
+    def prepare(self) -> None:
+        self.model = nn.Linear(4, 3).double()  # type: ignore[assignment]
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        loss = self.both or self.loss
+        self.zero()
+        loss(x, y).backward()
+        moves = [0.05 * one.grad for one in self.model.parameters() if one.grad is not None]
+        with torch.no_grad():
+            for one, move in zip(self.model.parameters(), moves, strict=True):
+                one.add_(move)
+        self.zero()
+        loss(x, y).backward()
+        with torch.no_grad():
+            for one, move in zip(self.model.parameters(), moves, strict=True):
+                one.sub_(move)
+        self.opt.step()
+
+
+def test_a_step_that_moves_weights_between_two_forwards_is_told_as_such_and_the_remedy_holds() -> None:
+    refused, eager, ours, data = Sharpness(), Sharpness(), Sharpness(), data_of(4)
+    with pytest.raises(
+        ExportError, match=r"^the step writes to weights between two forwards \(.*one.add_\(move\)\), as SAM"
+    ):
+        captured(refused, data).compile()
+    x, y = data[0]
+    with tracefuse.capture() as c:
+        loss = ours.loss(x, y)
+        loss.backward()
+    ours.both = c.optimize().compile()
+    for batch in data:
+        eager.step(*batch)
+        ours.step(*batch)
+    mine, theirs = ours.left(), eager.left()
+    assert max(float((mine[key] - theirs[key]).abs().max()) for key in theirs) < NEAR
+
+
+class Forced(Loop):
+    """Teacher forcing: Python takes what the next one reads, and loops over places."""
+
+    def prepare(self) -> None:
+        self.chance = random.Random(1)
+        self.net = nn.Linear(1, 1).double()
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.AdamW(self.net.parameters(), lr=0.01, fused=True)
+
+    def choose(self, right: Tensor, said: Tensor) -> Tensor:
+        return right.clone() if self.chance.random() < 0.5 else said
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        one, total = x[:, :1], torch.zeros(()).double()
+        for at in range(3):
+            said = self.net(one)
+            total = total + F.mse_loss(said, y[:, at : at + 1])
+            one = self.choose(y[:, at : at + 1], said)
+        return total
+
+
+class ForcedByTensors(Forced):
+    def choose(self, right: Tensor, said: Tensor) -> Tensor:
+        return torch.where(torch.rand(()) < 2.0, right, said)
+
+
+class Packed(Loop):
+    lengths = ((3, 1), (3, 2), (2, 2), (3, 2), (3, 3), (2, 1))
+    steps = 0
+
+    def prepare(self) -> None:
+        self.net = nn.RNN(4, 3, batch_first=True).double()
+
+    def optimizer(self) -> optim.Optimizer:
+        return optim.AdamW(self.net.parameters(), lr=0.01, fused=True)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.steps += 1
+        lengths = self.lengths[self.steps % 6]
+        packed = nn.utils.rnn.pack_padded_sequence(x[:2, None].expand(2, 3, 4), lengths, True)
+        said, _ = nn.utils.rnn.pad_packed_sequence(self.net(packed)[0], True)
+        return said.square().mean()
+
+
+def test_a_branch_of_pythons_is_told_as_such_and_no_place_in_it() -> None:
+    loop = Forced()
+    with pytest.raises(
+        ExportError, match=r"ran other ops: .*take one by `torch.where\(torch.rand\(\(\)\) < p, a, b\)`"
+    ):
+        captured(loop, data_of(6)).compile()
+    check(ForcedByTensors)
+
+
+def test_lengths_of_packed_sequences_are_told_as_such() -> None:
+    loop = Packed()
+    with pytest.raises(
+        ExportError, match=r"the lengths of a packed sequence are other ones in each step: run the net on"
+    ):
+        captured(loop, data_of(6)).compile()
+
+
+class Mixed(Loop):
+    """A number that Python draws, and a loss that is logged, which have nothing to do with each other."""
+
+    def prepare(self) -> None:
+        self.chance = random.Random(1)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        part = self.chance.random()
+        loss = super().loss(part * x, y)
+        self.logged = loss.item()
+        return loss
+
+
+def test_what_is_only_logged_is_no_reason_for_another_number() -> None:
+    loop = Mixed()
+    with pytest.raises(ExportError, match=r"^other of aten.mul.Tensor .*, which the step then takes\.$"):
+        captured(loop, data_of(4)).compile()
+
+
+def test_of_two_optimizers_of_one_model_the_one_that_is_gone_is_named() -> None:
+    model, x = nn.Linear(4, 3), torch.randn(5, 4)
+    kept = {"optimizer": optim.SGD(model.parameters(), lr=0.1)}
+
+    def fit() -> None:
+        inner = optim.Adam(model.parameters(), lr=0.1, fused=True)
+        for _ in range(4):
+            inner.zero_grad()
+            model(x).square().mean().backward()
+            inner.step()
+
+    with tracefuse.capture_step(n=3) as c:
+        fit()
+    variant = c.optimize()
+    with pytest.raises(ExportError, match=r"^the optimizer Adam is gone"):
+        variant.compile()
+    assert kept

@@ -635,6 +635,18 @@ def test_a_parameter_that_is_replaced_later_is_refused_when_the_step_is_called()
         step(*data[5])
 
 
+class CalledByFunction(Loop):
+    """The model is called once more behind the update, on tensors that lie in its weights for that call alone."""
+
+    def after(self) -> None:
+        weights = {name: one.detach() for name, one in self.model.named_parameters()}
+        torch.func.functional_call(self.model[3], {"weight": weights["3.weight"]}, (torch.ones(6).double(),))
+
+
+def test_what_lies_in_a_module_for_a_call_alone_is_no_parameter_of_it() -> None:
+    check(CalledByFunction)
+
+
 def test_the_step_of_a_model_that_is_gone_runs_on() -> None:
     loop, data = Loop(), data_of(6)
     step = captured(loop, data[:5]).compile()
@@ -705,6 +717,21 @@ class Logs(OfItsOwn):
 def test_state_that_an_optimizer_makes_anew_is_not_called_its_first(kind: type[Loop], said: str) -> None:
     with pytest.raises(ExportError, match=said):
         captured(kind(), data_of(4)).compile()
+
+
+class OfTransformers(Loop):
+    """Its state is kept in place, but for a number that it makes anew."""
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return pytest.importorskip("transformers.optimization").Adafactor(self.model.parameters())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("further", [0, 1])
+def test_an_optimizer_that_makes_a_part_of_its_state_anew_is_no_first_one(further: int) -> None:
+    said = r"^other of aten.mul_.Tensor \(optimization.py.*beta2t.*to step: take another optimizer, such as `torch.optim.AdamW"
+    loop = OfTransformers()
+    with pytest.raises(ExportError, match=said):
+        captured(loop, data_of(3 + further)).compile()
 
 
 # --- TorchScript ------------------------------------------------------------------------------------------------------
