@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import importlib.util
@@ -301,3 +302,27 @@ def test_an_empty_tensor_without_a_name_is_no_data(tmp_path: Path) -> None:
         model.load_state_dict(before[0])
         opt.load_state_dict(before[1])
         torch.testing.assert_close([one(x) for x in data], wanted)
+
+
+def smoothed(model: nn.Module, inputs: Any) -> Tensor:
+    """As a Trainer smooths labels: what it takes out of its batch is in no variable when the backward starts."""
+    labels = inputs.pop("labels")
+    out = model(inputs["features"])
+    return (F.mse_loss(out, labels.clamp(min=0), reduction="none") * labels.ne(-100)).mean()
+
+
+@pytest.mark.parametrize("kind", [dict, collections.UserDict])
+def test_what_a_function_takes_out_of_its_batch_is_called_as_it_is_there(kind: Any) -> None:
+    model = nn.Linear(4, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    batches = [{"features": torch.randn(3, 4), "labels": torch.randn(3, 4)} for _ in range(6)]
+    with tracefuse.capture_step(n=3) as c:
+        for batch in map(kind, batches[:5]):
+            opt.zero_grad()
+            loss = smoothed(model, batch)
+            loss.backward()
+            opt.step()
+    step = c.optimize().compile()
+    assert step.inputs == ("features", "labels")
+    expected = smoothed(model, dict(batches[5])).detach()
+    torch.testing.assert_close(step(**batches[5]).detach(), expected)

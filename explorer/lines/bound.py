@@ -1,0 +1,105 @@
+"""In which order code binds its variables, read off its instructions, and what it takes out of its parameters.
+
+for clean, noisy in loader:               clean, noisy: in the order of the loop around a place, whatever is bound before it
+def step(x, y): ...                       x, y: without a loop parameters come before what else the code binds
+labels = inputs.pop("labels")             labels: taken out of `inputs`
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import inspect
+import linecache
+from collections.abc import Iterator
+from types import CodeType
+from typing import NamedTuple
+
+from tracefuse.lines.statements import statements_of
+
+_TAKING = ("pop", "get")
+
+
+class Place(NamedTuple):
+    """Where code binds a variable, as seen from a place in it: in the same round of a loop (0), in the round before (1) or
+    elsewhere (2), and how many others are bound before it there."""
+
+    kind: int
+    at: int
+
+
+def place_of(code: CodeType, at: int, name: str) -> Place | None:
+    """Where `code` binds `name`, as seen from the instruction `at`; None where it does not."""
+    found = [(place, offset) for place, (offset, stored) in enumerate(_stores(code)) if stored == name]
+    for loop in sorted((one for one in _loops(code) if at in one), key=len) if found else ():
+        if inside := [place for place, offset in found if offset in loop]:
+            return Place(int(all(offset > at for _, offset in found if offset in loop)), inside[0])
+    if name in (parameters := parameters_of(code)):
+        return Place(2, parameters.index(name))
+    return Place(2, len(parameters) + found[0][0]) if found else None
+
+
+def parameters_of(code: CodeType) -> tuple[str, ...]:
+    flags = code.co_flags
+    stars = bool(flags & inspect.CO_VARARGS) + bool(flags & inspect.CO_VARKEYWORDS)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + stars]
+
+
+@functools.lru_cache(maxsize=256)
+def _stores(code: CodeType) -> tuple[tuple[int, str], ...]:
+    """The instruction and the name of all that the code binds, as it is written: of `x, y = a, b` Python binds
+    `y` first. Since Python 3.13 one instruction may bind two."""
+    found = []
+    for at, one in enumerate(dis.get_instructions(code)):
+        if one.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")):
+            names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+            where = (one.positions.lineno, one.positions.col_offset) if one.positions else ()
+            is_known = None not in where and len(names) == 1
+            written = where if is_known else found[-1][0] if found else (code.co_firstlineno, 0)
+            stored = names[:1] if one.opname.startswith("STORE_FAST_LOAD") else names
+            found += [(written, at, one.offset, name) for name in stored]
+    return tuple((offset, name) for *_, offset, name in sorted(found, key=lambda one: one[:2]))
+
+
+@functools.lru_cache(maxsize=256)
+def _loops(code: CodeType) -> tuple[range, ...]:
+    """The instructions of each loop. What handles exceptions stands behind all else, and goes back from there without one."""
+    found = []
+    for one in dis.get_instructions(code):
+        if one.opname == "PUSH_EXC_INFO":
+            break
+        if one.opcode in dis.hasjrel and one.argval < one.offset:
+            found.append(range(one.argval, one.offset + 1))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def taken(code: CodeType) -> frozenset[str]:
+    """The variables that a function takes out of its parameters."""
+    parameters, text = parameters_of(code), "".join(linecache.getlines(code.co_filename))
+    if not parameters or not text:
+        return frozenset()
+    lines = {line for _, _, line in code.co_lines() if line}
+    assigned = (one for one in statements_of(text) if isinstance(one, ast.Assign) and one.lineno in lines)
+    pairs = (pair for one in assigned for target in one.targets for pair in _pairs(target, one.value))
+    return frozenset(name for name, value in pairs if _holder(value) in parameters)
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for one, other in zip(target.elts, value.elts, strict=True):
+            yield from _pairs(one, other)
+
+
+def _holder(value: ast.expr) -> str:
+    """The variable that an expression takes something out of; "" where it is none that does."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _TAKING:
+        value = value.func.value
+    elif isinstance(value, ast.Subscript):
+        value = value.value
+    else:
+        return ""
+    return value.id if isinstance(value, ast.Name) else ""
