@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,10 @@ class StepOp:
     source: Source | None
     is_change: bool = False
     """Whether it writes, outside of modules and of autograd, to more than a single number that was there before the step."""
+    read: tuple[int | None, ...] = ()
+    """The memory of each tensor that it reads."""
+    made: set[int | None] = field(default_factory=set)
+    """The memory that it makes or writes to."""
 
     def is_like(self, other: StepOp) -> bool:
         """Whether the two may be one operator of two steps: those that no line is known of count by what they are."""
@@ -52,12 +56,17 @@ class StepOp:
 
 
 def noted_op(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], source: Source | None, is_change: bool = False
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    source: Source | None,
+    is_change: bool = False,
+    read: tuple[int | None, ...] = (),
 ) -> StepOp:
     facts = facts_of(func)
     of, args = (facts.func, args) if facts.becomes is None else facts.becomes(*args)
     given = {key: one for key, one in kwargs.items() if key != "generator"} if kwargs else {}
-    return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source, is_change)
+    return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source, is_change, read)
 
 
 def noted_call(call: Call, outside: Container[Value] = ()) -> StepOp:
@@ -66,7 +75,9 @@ def noted_call(call: Call, outside: Container[Value] = ()) -> StepOp:
     is_outside = not call.in_engine and call.origin.module_type in ("", LOADER[1])
     written = [value for value in call.writes() if math.prod(value.shape) > 1] if is_outside else []
     is_change = any(value.base in outside for value in written)
-    return StepOp(call.func, _of_values(call.args), _of_values(given), call.origin.source, is_change)
+    read = [value.memory for value in call.reads()]
+    made = {value.memory for value in call.out_values()}.difference(read) | {value.memory for value in call.writes()}
+    return StepOp(call.func, _of_values(call.args), _of_values(given), call.origin.source, is_change, tuple(read), made)
 
 
 def _shape(tensor: torch.Tensor) -> Shape:
