@@ -118,7 +118,7 @@ class CapturedProgram:
 
     `slots` say by name where modules keep inputs, `modes` how modules ran, `carried` what one step leaves to the next
     otherwise than by writing to it, and `prepared` of inputs that the program makes of data before it gives them to the model,
-    and that no variable holds, the line that makes them.
+    and that no variable holds, or one that held the data, the line that makes them.
     """
 
     trace: Trace
@@ -320,6 +320,9 @@ def captured_program(
         in_rounds=assembly.in_rounds,
         slots=_slots(recorder, name_of_value),
         modes=tuple(recorder.modules.modes()),
+        prepared={
+            name: str(line) for value, name in name_of_value.items() if (line := recorder.bindings.remade.get(value))
+        },
         carried=tuple(_carried(recorder, ended, [_names_of(one, externals) for one in parts])),
     )
     left = [None if value is None else ended.left.get(value) for one in parts for value in one.left]

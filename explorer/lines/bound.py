@@ -12,13 +12,15 @@ import dis
 import functools
 import inspect
 import linecache
-from collections.abc import Iterator
-from types import CodeType
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType, MappingProxyType
 from typing import NamedTuple
 
-from tracefuse.lines.statements import statements_of
+from tracefuse.lines.statements import root_of, statements_of
 
 _TAKING = ("pop", "get")
+_READING = ("numpy", "tolist")
+_MAKING = ("from_numpy", "as_tensor", "tensor")
 
 
 class Place(NamedTuple):
@@ -77,13 +79,41 @@ def _loops(code: CodeType) -> tuple[range, ...]:
 @functools.lru_cache(maxsize=256)
 def taken(code: CodeType) -> frozenset[str]:
     """The variables that a function takes out of its parameters."""
-    parameters, text = parameters_of(code), "".join(linecache.getlines(code.co_filename))
-    if not parameters or not text:
-        return frozenset()
-    lines = {line for _, _, line in code.co_lines() if line}
-    assigned = (one for one in statements_of(text) if isinstance(one, ast.Assign) and one.lineno in lines)
-    pairs = (pair for one in assigned for target in one.targets for pair in _pairs(target, one.value))
+    parameters = parameters_of(code)
+    pairs = _assigned(code) if parameters else ()
     return frozenset(name for name, value in pairs if _holder(value) in parameters)
+
+
+@functools.lru_cache(maxsize=256)
+def through_numpy(code: CodeType) -> Mapping[str, int]:
+    """The variables that code gives a tensor which it makes by NumPy of the one that they held, and the lines:
+    `x = torch.from_numpy(x.numpy()[::-1].copy())`, or the same in several lines."""
+    read_of: dict[str, set[str]] = {}
+    found = {}
+    for name, value in _assigned(code):
+        parts = list(ast.walk(value))
+        read = {root_of(one.func.value) for one in parts if _calls(one, _READING)}  # type: ignore[attr-defined]
+        for one in parts:
+            read |= read_of.get(one.id, set()) if isinstance(one, ast.Name) else set()
+        if any(_calls(one, _MAKING) for one in parts):
+            if name in read:
+                found[name] = value.lineno
+            read = set()
+        read_of[name] = read
+    return MappingProxyType(found)
+
+
+def _calls(node: ast.AST, methods: Sequence[str]) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods
+
+
+def _assigned(code: CodeType) -> tuple[tuple[str, ast.expr], ...]:
+    """The names that statements of the code assign to, and what, in the order of the lines."""
+    text = "".join(linecache.getlines(code.co_filename))
+    lines = {line for _, _, line in code.co_lines() if line}
+    assigned = [one for one in statements_of(text) if isinstance(one, ast.Assign) and one.lineno in lines]
+    assigned.sort(key=lambda one: one.lineno)
+    return tuple(pair for one in assigned for target in one.targets for pair in _pairs(target, one.value))
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:

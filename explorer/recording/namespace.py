@@ -28,8 +28,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import MappingKey, tree_flatten_with_path
 
-from tracefuse.lines.bound import place_of, taken
-from tracefuse.recording.frames import is_torchs_or_ours
+from tracefuse.lines.bound import place_of, taken, through_numpy
+from tracefuse.optimizers.origins import Source
+from tracefuse.recording.frames import is_torchs_or_ours, source_of
 from tracefuse.recording.memories import WeakMap
 
 T = TypeVar("T")
@@ -176,6 +177,8 @@ class Bindings(Generic[V]):
         self._seen: dict[CodeType, int] = {}
         self.held: dict[V, str] = {}
         """The first variable that held each value where a backward started."""
+        self.remade: dict[V, Source] = {}
+        """The line that made one by NumPy of what its variable held before."""
         self.places: dict[V, tuple[int, ...]] = {}
         """Where the functions bind what they held there: comparing such places tells what they bind first."""
 
@@ -221,6 +224,8 @@ class Bindings(Generic[V]):
                     continue
                 if one.name:
                     self.held.setdefault(value, one.name)
+                if one.name == one.of and (line := through_numpy(frame.f_code).get(one.of)):
+                    self.remade.setdefault(value, source_of(frame, line))
                 if place := places.get(id(one.thing)):
                     self.places.setdefault(value, place)
 

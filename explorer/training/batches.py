@@ -60,7 +60,7 @@ def with_batches(program: CapturedProgram, steps: Steps | None) -> CapturedProgr
         return Inputs(tuple(one for one, _ in found), tuple(one for _, one in found), program.rng_states)
 
     nameless = {name: line_of(node) for node, name in names.items() if _is_nameless(node)}
-    return replace(program, trace=cut, read_inputs=read_inputs, prepared=nameless)
+    return replace(program, trace=cut, read_inputs=read_inputs, prepared={**program.prepared, **nameless})
 
 
 def _batches(

@@ -326,3 +326,36 @@ def test_what_a_function_takes_out_of_its_batch_is_called_as_it_is_there(kind: A
     assert step.inputs == ("features", "labels")
     expected = smoothed(model, dict(batches[5])).detach()
     torch.testing.assert_close(step(**batches[5]).detach(), expected)
+
+
+@pytest.mark.parametrize("is_in_a_line", [True, False])
+def test_data_that_numpy_makes_of_what_its_variable_held_is_told_with_its_line(is_in_a_line: bool) -> None:
+    model = nn.Linear(4, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for x in torch.randn(5, 3, 4):
+            if is_in_a_line:
+                x = torch.from_numpy(x.numpy()[:, ::-1].copy())
+            else:
+                turned = x.numpy()[:, ::-1]
+                turned = turned.copy()
+                x = torch.from_numpy(turned)
+            opt.zero_grad()
+            model(x).square().mean().backward()
+            opt.step()
+    with pytest.warns(UserWarning, match=r"takes x as .*x = torch.from_numpy\(.* makes it, and nothing tells the data"):
+        step = c.optimize().compile()
+    assert step.inputs == ("x",)
+
+
+def test_data_that_is_taken_out_of_an_array_is_not(recwarn: pytest.WarningsRecorder) -> None:
+    model, data = nn.Linear(4, 4), torch.randn(5, 3, 4).numpy()
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for rows in data:
+            x = torch.from_numpy(rows)
+            opt.zero_grad()
+            model(x).square().mean().backward()
+            opt.step()
+    assert c.optimize().compile().inputs == ("x",)
+    assert not [one for one in recwarn if "makes it" in str(one.message)]
