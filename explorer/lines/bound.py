@@ -52,15 +52,18 @@ def parameters_of(code: CodeType) -> tuple[str, ...]:
 def _stores(code: CodeType) -> tuple[tuple[int, str], ...]:
     """The instruction and the name of all that the code binds, as it is written: of `x, y = a, b` Python binds
     `y` first. Since Python 3.13 one instruction may bind two."""
-    found = []
+    found, unpacked = [], 0
     for at, one in enumerate(dis.get_instructions(code)):
-        if one.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")):
+        if one.opname == "UNPACK_SEQUENCE":
+            unpacked = max(0, unpacked - 1) + (one.arg or 0)
+        elif one.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")):
             names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-            where = (one.positions.lineno, one.positions.col_offset) if one.positions else ()
-            is_known = None not in where and len(names) == 1
-            written = where if is_known else found[-1][0] if found else (code.co_firstlineno, 0)
-            stored = names[:1] if one.opname.startswith("STORE_FAST_LOAD") else names
-            found += [(written, at, one.offset, name) for name in stored]
+            names = names[:1] if one.opname.startswith("STORE_FAST_LOAD") else names
+            where = (one.positions.lineno, one.positions.col_offset) if one.positions else (None, None)
+            written = where if None not in where else found[-1][0] if found else (code.co_firstlineno, 0)
+            # Of two that are not unpacked, as in `x, y = a, b`, the one that is written second is bound first.
+            found += [(written, at, one.offset, name) for name in (names if unpacked else names[::-1])]
+            unpacked = max(0, unpacked - len(names))
     return tuple((offset, name) for *_, offset, name in sorted(found, key=lambda one: one[:2]))
 
 

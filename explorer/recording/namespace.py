@@ -276,7 +276,7 @@ def _place(frame: FrameType, name: str) -> tuple[int, int] | None:
     place = place_of(frame.f_code, frame.f_lasti, name)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED or (place is not None and place.kind < 2):
         return place
-    return 2, next(at for at, one in enumerate(frame.f_locals) if one == name)
+    return 2, next((at for at, one in enumerate(frame.f_locals) if one == name), 0)
 
 
 def _given(frame: FrameType) -> set[int]:

@@ -137,8 +137,8 @@ def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: boo
 
 
 def _feeding(step: Sequence[StepOp], alone: Set[int]) -> tuple[StepOp, ...]:
-    """Those of the operators `alone` of whose results another one reads, if through others of them. What they only look at, as
-    a view, tells nothing."""
+    """Those of the operators `alone` that compute with more than single numbers, such as a rate, and of whose results another
+    one reads, if through others of them. Views tell nothing."""
     came_of: dict[int | None, dict[int, None]] = {}
     found: dict[int, None] = {}
     for at, op in enumerate(step) if alone else ():
@@ -147,7 +147,7 @@ def _feeding(step: Sequence[StepOp], alone: Set[int]) -> tuple[StepOp, ...]:
             came_of |= {memory: {**behind, at: None} for memory in op.made - {None}}
         else:
             found |= behind
-    return tuple(step[at] for at in sorted(found))
+    return tuple(step[at] for at in sorted(found) if step[at].reads_tensors())
 
 
 def _maker(captured: Sequence[StepOp], at: int, other: StepOp, unlike: Set[int]) -> StepOp | None:
