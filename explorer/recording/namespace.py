@@ -226,8 +226,9 @@ class Bindings(Generic[V]):
                     self.held.setdefault(value, one.name)
                 if one.name == one.of and (line := through_numpy(frame.f_code).get(one.of)):
                     self.remade.setdefault(value, source_of(frame, line))
-                if place := places.get(id(one.thing)):
-                    self.places.setdefault(value, place)
+                place = places.get(id(one.thing))
+                if place and (value not in self.places or place[0] < self.places[value][0]):  # a loop's before others'
+                    self.places[value] = place
 
     def _places(self, frame: FrameType, outer: int, variables: Sequence[Variable]) -> dict[int, tuple[int, ...]]:
         """By its `id`, where the function first binds each thing. What an inner function binds comes before what an outer one
@@ -248,8 +249,8 @@ class Bindings(Generic[V]):
 
     def place_of(self, value: V, tensor: torch.Tensor) -> tuple[int, ...]:
         """Where the program binds that variable, or the batch that the tensor is in; () where there is none."""
-        places = (one.place for one in self._owned(tensor) if one.place)
-        return self.places.get(value) or next(places, ())
+        places = [one.place for one in self._owned(tensor) if one.place]
+        return self.places.get(value) or min(places, key=lambda place: place[0], default=())
 
     def _owned(self, tensor: torch.Tensor) -> Iterator[Bound]:
         read = self._read.get(tensor) or ()

@@ -359,3 +359,20 @@ def test_data_that_is_taken_out_of_an_array_is_not(recwarn: pytest.WarningsRecor
             opt.step()
     assert c.optimize().compile().inputs == ("x",)
     assert not [one for one in recwarn if "makes it" in str(one.message)]
+
+
+def test_the_keys_of_the_loops_own_batch_tell_the_order_where_a_function_takes_one_out_of_a_copy() -> None:
+    model = nn.Linear(4, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+
+    def step_of(inputs: dict[str, Tensor]) -> None:
+        inputs = {key: one.to("cpu") for key, one in inputs.items()}
+        smoothed(model, inputs).backward()
+        opt.step()
+        opt.zero_grad()
+
+    batches = [{"labels": torch.randn(3, 4), "features": torch.randn(3, 4)} for _ in range(5)]
+    with tracefuse.capture_step(n=3) as c:
+        for batch in batches:
+            step_of(batch)
+    assert c.optimize().compile().inputs == ("labels", "features")
