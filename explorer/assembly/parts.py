@@ -32,6 +32,9 @@ GIVEN = "given"
 """In the `custom` metadata of an input, or of an op outside modules: the number of the call of a module that was given it, and
 its place among the arguments."""
 
+BOUND = "bound"
+"""In the `custom` metadata of an op outside modules: where the program binds what it yields, as `Input.bound` says it."""
+
 UNNAMED = "constant"
 """What an input of the joint program is called, with a number behind it where there are several, that has no name."""
 
@@ -83,6 +86,7 @@ class Parts:
         self._sources: set[str] = set()
         nodes = {**built.nodes, **built.placeholders}
         self._places = {nodes[value]: place for value, place in roles.places.items() if value in nodes}
+        self._bound = {nodes[value]: place for value, place in roles.bound_at.items() if value in nodes}
         self._position = {value: index for index, value in enumerate(built.placeholders)}
         self._new: dict[fx.Node, fx.Node] = {}
 
@@ -259,7 +263,8 @@ class Parts:
             self._sources.add(source)
             trained = value in self._roles.gradients or value in self._found.gradients
             root = next((one for one in self._roles.roots if source.startswith(f"{one}.")), "")
-            self._inputs[value] = Input(name, kind, told_apart or name, trained, root)  # type: ignore[arg-type]
+            bound = self._roles.bound_at.get(value, ()) if kind == "input" else ()
+            self._inputs[value] = Input(name, kind, told_apart or name, trained, root, bound)  # type: ignore[arg-type]
         return _Read(self._built.placeholders[value], self._inputs[value], self._position[value])
 
     def _preferred_names(self, wanted: Sequence[_Wanted]) -> dict[fx.Node, str]:
@@ -288,6 +293,8 @@ class Parts:
                 kept = {key: custom[key] for key in ("tracefuse", HELD, IN_PLACE, CALLED, WRITTEN) if custom.get(key)}
                 if (place := self._places.get(node)) and not origin(node).module_type:
                     kept[GIVEN] = place
+                if (bound := self._bound.get(node)) and not origin(node).module_type:
+                    kept[BOUND] = bound
                 new[node].meta.update(val=node.meta["val"], phase=phase, custom=kept)
 
 

@@ -40,7 +40,7 @@ from tracefuse.optimizers.split import handed_over, joined
 from tracefuse.optimizers.trace import Trace, tensors
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.calls import Call, Guard, Recording, Value
-from tracefuse.recording.hooks import Slot
+from tracefuse.recording.hooks import Mode, Slot
 from tracefuse.recording.host_reads import Stop
 from tracefuse.recording.memories import is_there
 from tracefuse.recording.recorder import Recorder
@@ -116,9 +116,9 @@ class CapturedProgram:
     not cut there, and `stepped` of an update which optimizers made it. Of a step `in_rounds` (a GAN's) this one makes updates
     too, which its later rounds go on with, and `update` is that of the last round and what the others hand on.
 
-    `slots` say by name where modules keep inputs, `carried` what one step leaves to the next otherwise than by writing to it,
-    and `prepared` of inputs that the program makes of data before it gives them to the model, and that no variable holds, the
-    line that makes them.
+    `slots` say by name where modules keep inputs, `modes` how modules ran, `carried` what one step leaves to the next
+    otherwise than by writing to it, and `prepared` of inputs that the program makes of data before it gives them to the model,
+    and that no variable holds, or one that held the data, the line that makes them.
     """
 
     trace: Trace
@@ -139,6 +139,7 @@ class CapturedProgram:
     stepped: tuple[Stepped, ...] = ()
     outside: Callable[[], Inputs] | None = None
     slots: Mapping[str, Slot] = field(default_factory=dict)
+    modes: tuple[Mode, ...] = ()
     carried: tuple[Carried, ...] = ()
     prepared: Mapping[str, str] = field(default_factory=dict)
 
@@ -318,6 +319,10 @@ def captured_program(
         uncut=assembly.uncut,
         in_rounds=assembly.in_rounds,
         slots=_slots(recorder, name_of_value),
+        modes=tuple(recorder.modules.modes()),
+        prepared={
+            name: str(line) for value, name in name_of_value.items() if (line := recorder.bindings.remade.get(value))
+        },
         carried=tuple(_carried(recorder, ended, [_names_of(one, externals) for one in parts])),
     )
     left = [None if value is None else ended.left.get(value) for one in parts for value in one.left]

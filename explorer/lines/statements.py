@@ -216,7 +216,7 @@ def _writes(text: str) -> tuple[tuple[int, str], ...]:
     changed = (
         (node.lineno, one) for node in ast.walk(tree) if isinstance(node, ast.expr) for one in _changed(node, modules)
     )
-    return tuple((line, name) for line, one in changed if (name := _root(one)))
+    return tuple((line, name) for line, one in changed if (name := root_of(one)))
 
 
 def _changed(node: ast.expr, modules: set[str]) -> Iterator[ast.expr]:
@@ -225,14 +225,14 @@ def _changed(node: ast.expr, modules: set[str]) -> Iterator[ast.expr]:
         yield node.value
     if not isinstance(node, ast.Call):
         return
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else _root(node.func)
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else root_of(node.func)
     if called.endswith("_") and not called.endswith("__"):
-        is_method = isinstance(node.func, ast.Attribute) and _root(node.func) not in modules
+        is_method = isinstance(node.func, ast.Attribute) and root_of(node.func) not in modules
         yield from [node.func] if is_method else node.args[:1]
     yield from (one.value for one in node.keywords if one.arg == "out")
 
 
-def _root(expression: ast.expr) -> str:
+def root_of(expression: ast.expr) -> str:
     """The variable that an expression is a part, an attribute or a method's result of; "" where it is of none."""
     while isinstance(expression, (ast.Attribute, ast.Subscript, ast.Call)):
         expression = expression.func if isinstance(expression, ast.Call) else expression.value

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -184,6 +185,21 @@ class Slot(NamedTuple):
         return found if is_a(found, torch.Tensor) else None
 
 
+class Mode(NamedTuple):
+    """How a module, which is known weakly, ran, and its path: whether it was `training`, and with which probability it drops,
+    if it does."""
+
+    module: weakref.ref[nn.Module]
+    path: str
+    training: bool
+    p: Any = None
+
+    def is_kept(self) -> bool:
+        """Whether the module would run so now, as far as it is there."""
+        module = self.module()
+        return module is None or (module.training is self.training and (self.p is None or module.p == self.p))
+
+
 class ModuleStack:
     """The `nn.Module`s that are running, by global forward hooks, and the `arguments` of the outermost ones."""
 
@@ -199,6 +215,10 @@ class ModuleStack:
         self.slots: WeakMap[Slot] = WeakMap()
         """By the tensor that was there when the module was met."""
         self._hooks = ExitStack()
+        self._entered: WeakMap[tuple[bool, Any]] = WeakMap()
+        """How each module ran last."""
+        self._modes: WeakMap[tuple[bool, Any] | None] = WeakMap()
+        """How those of the program ran, None of one that ran otherwise too."""
         self.arguments: WeakMap[Argument] = WeakMap()
         self.given: dict[Value, Argument] = {}
         """The same by value, of those that were known when the call ended, or there when a backward started."""
@@ -239,6 +259,7 @@ class ModuleStack:
             return
         if module not in self._paths:
             self._meet(module)
+        self._entered[module] = module.training, module.p if isinstance(module, _DropoutNd) else None
         compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
         if compiled is not None:
             self.compiled[compiled] = None
@@ -279,6 +300,7 @@ class ModuleStack:
         """From now on they are those of another program, of whose tensors `value_of` tells the values."""
         self.arguments = WeakMap()
         self.given = {}
+        self._modes = WeakMap()
         self._value_of = value_of
 
     def note_backward(self) -> None:
@@ -286,6 +308,21 @@ class ModuleStack:
         for tensor, argument in self.arguments.items():
             if (value := self._value_of(tensor)) is not None:
                 self.given.setdefault(value, argument)
+        for module, mode in self._entered.items():
+            is_other = module in self._modes and self._modes.get(module) != mode
+            self._modes[module] = None if is_other else mode
+        self._entered = WeakMap()
+
+    def modes(self) -> Iterator[Mode]:
+        """How the modules ran of which a backward was computed, but for those that run the same in either mode."""
+        for module, mode in self._modes.items():
+            if (
+                mode is not None
+                and _asks_for_mode(type(module))
+                and (at := self._paths.get(module)) is not None
+                and at.root in self.roots
+            ):
+                yield Mode(weakref.ref(module), self.in_full(at), *mode)
 
     def _meet(self, module: nn.Module) -> None:
         """A module that is none of a known one's. One that runs in no other may be of one of which a method runs, as
@@ -365,6 +402,12 @@ class ModuleStack:
                     name = self.roots[int(old.root)]
                     renamed[id(old)] = old, replace(old, module=name.of(old.module), root=name.name)
                 call.origin = renamed[id(old)][1]
+
+
+def _asks_for_mode(kind: type[nn.Module]) -> bool:
+    """Whether code of a class, or of one that it derives from, asks `self.training`."""
+    own = (one for base in kind.__mro__[: kind.__mro__.index(nn.Module)] for one in vars(base).values())
+    return any("training" in code.co_names for one in own if (code := getattr(one, "__code__", None)) is not None)
 
 
 def _size(module: nn.Module) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import MappingKey, tree_flatten_with_path
 
-from tracefuse.recording.frames import is_torchs_or_ours
+from tracefuse.lines.bound import place_of, taken, through_numpy
+from tracefuse.optimizers.origins import Source
+from tracefuse.recording.frames import is_torchs_or_ours, source_of
 from tracefuse.recording.memories import WeakMap
 
 T = TypeVar("T")
@@ -145,28 +147,54 @@ def attributes_of(thing: Any) -> list[tuple[str, Any]]:
     return [(key, one) for key, one in list(dict.items(found)) if type(key) is str]
 
 
+class Variable(NamedTuple):
+    """A thing that a function's variable `of` is or, as its item number `at`, has: `name` is the variable, or the key of an
+    item of a dict; "" of another item."""
+
+    name: str
+    thing: Any
+    of: str
+    at: int = 0
+
+
+class Bound(NamedTuple):
+    """A variable of a running function that held a tensor: whether the function was given that, and where it binds it."""
+
+    code: CodeType
+    name: str
+    is_given: bool
+    place: tuple[int, ...]
+
+
 class Bindings(Generic[V]):
     """The variables of the running functions that held a program's tensors, where a block's own frame does not show them: a
     loop in a method, a batch that a line has replaced. Tensors are known weakly, or as values, and no frame is kept."""
 
     def __init__(self) -> None:
-        self._read: WeakMap[tuple[tuple[CodeType, str, bool], ...]] = WeakMap()
+        self._read: WeakMap[tuple[Bound, ...]] = WeakMap()
         self._running: set[CodeType] = set()
         self._calling: set[CodeType] = set()
+        self._seen: dict[CodeType, int] = {}
         self.held: dict[V, str] = {}
         """The first variable that held each value where a backward started."""
+        self.remade: dict[V, Source] = {}
+        """The line that made one by NumPy of what its variable held before."""
+        self.places: dict[V, tuple[int, ...]] = {}
+        """Where the functions bind what they held there: comparing such places tells what they bind first."""
 
     def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
         """These tensors come from outside, and an operator is about to read them for the first time. Once a backward has
         run nothing is noted: what is read then belongs to the update, or a variable holds it when the next backward starts."""
         if self._running:
             return
-        found: dict[int, list[tuple[CodeType, str, bool]]] = {id(tensor): [] for tensor in tensors}
-        for frame in user_frames() if found else ():
-            given = _given(frame)
-            for name, thing in _variables(frame):
-                if id(thing) in found:
-                    found[id(thing)].append((frame.f_code, name, id(thing) in given))
+        found: dict[int, list[Bound]] = {id(tensor): [] for tensor in tensors}
+        for outer, frame in _numbered(user_frames()) if found else ():
+            given, variables = _given(frame), [one for one in _variables(frame) if id(one.thing) in found]
+            places = self._places(frame, outer, variables)
+            for one in variables:
+                is_given = id(one.thing) in given or one.of in taken(frame.f_code)
+                place = places.get(id(one.thing), ())
+                found[id(one.thing)].append(Bound(frame.f_code, one.name, is_given, place))
         for tensor in tensors:
             self._read[tensor] = tuple(found[id(tensor)])
 
@@ -187,20 +215,47 @@ class Bindings(Generic[V]):
 
     def note_backward(self, value_of: Callable[[torch.Tensor], V | None]) -> None:
         """A backward starts: the functions that run now own the step, and those that made its batch have returned."""
-        for frame in user_frames():
+        for outer, frame in _numbered(user_frames()):
             self._running.add(frame.f_code)
-            for name, thing in _variables(frame):
-                value = value_of(thing) if is_a(thing, torch.Tensor) else None
-                if value is not None:
-                    self.held.setdefault(value, name)
+            values = [(value_of(one.thing), one) for one in _variables(frame) if is_a(one.thing, torch.Tensor)]
+            places = self._places(frame, outer, [one for value, one in values if value is not None])
+            for value, one in values:
+                if value is None:
+                    continue
+                if one.name:
+                    self.held.setdefault(value, one.name)
+                if one.name == one.of and (line := through_numpy(frame.f_code).get(one.of)):
+                    self.remade.setdefault(value, source_of(frame, line))
+                place = places.get(id(one.thing))
+                if place and (value not in self.places or place[0] < self.places[value][0]):  # a loop's before others'
+                    self.places[value] = place
+
+    def _places(self, frame: FrameType, outer: int, variables: Sequence[Variable]) -> dict[int, tuple[int, ...]]:
+        """By its `id`, where the function first binds each thing. What an inner function binds comes before what an outer one
+        does: this one has `outer` ones around it."""
+        found: dict[int, tuple[int, ...]] = {}
+        seen = self._seen.setdefault(frame.f_code, len(self._seen))
+        for one in variables:
+            place = _place(frame, one.of)
+            if place is not None:
+                whole = (place[0], -outer, seen, place[1], one.at)
+                found[id(one.thing)] = min(whole, found.get(id(one.thing), whole))
+        return found
 
     def name_of(self, value: V, tensor: torch.Tensor) -> str:
         """The variable that holds the tensor where a backward starts, or held it when it was first read, in a function that
         was still running then, or that was given it and called the model; "" where there is none."""
+        return self.held.get(value) or next((one.name for one in self._owned(tensor) if one.name), "")
+
+    def place_of(self, value: V, tensor: torch.Tensor) -> tuple[int, ...]:
+        """Where the program binds that variable, or the batch that the tensor is in; () where there is none."""
+        places = [one.place for one in self._owned(tensor) if one.place]
+        return self.places.get(value) or min(places, key=lambda place: place[0], default=())
+
+    def _owned(self, tensor: torch.Tensor) -> Iterator[Bound]:
         read = self._read.get(tensor) or ()
-        owned = [name for code, name, _ in read if code in self._running]
-        given = (name for code, name, is_given in read if is_given and code in self._calling)
-        return self.held.get(value) or next(chain(owned, given), "")
+        owned = (one for one in read if one.code in self._running)
+        return chain(owned, (one for one in read if one.is_given and one.code in self._calling))
 
 
 def user_frames() -> Iterator[FrameType]:
@@ -211,20 +266,45 @@ def user_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def _numbered(frames: Iterator[FrameType]) -> Iterator[tuple[int, FrameType]]:
+    """Each frame, from the innermost one on, and how many are around it."""
+    found = list(frames)
+    return zip(reversed(range(len(found))), found, strict=True)
+
+
+def _place(frame: FrameType, name: str) -> tuple[int, int] | None:
+    """Where the code of a frame binds a variable. A module's names have an order themselves, which cells share."""
+    place = place_of(frame.f_code, frame.f_lasti, name)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED or (place is not None and place.kind < 2):
+        return place
+    return 2, next((at for at, one in enumerate(frame.f_locals) if one == name), 0)
+
+
 def _given(frame: FrameType) -> set[int]:
     """The `id` of each thing that the frame's function was given, by itself or in a list, a tuple or a dict."""
     code, variables = frame.f_code, locals_of(frame)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     things = [variables[name] for name in names if name in variables]
-    held = [one for thing in things if is_a(thing, (dict, list, tuple)) for _, one in contents_of(thing)]
+    held = [one for thing in things for _, one in _items_of(thing)]
     return set(map(id, things + held))
 
 
-def _variables(frame: FrameType) -> list[tuple[str, Any]]:
-    """The variables of a frame, and what its dicts hold by name, as a batch does."""
-    found = [(name, thing) for name, thing in locals_of(frame).items() if name.isidentifier() and name[:1] != "_"]
-    held = (contents_of(thing) for _, thing in found if is_a(thing, dict))
-    return found + [(key, one) for pairs in held for key, one in pairs if isinstance(key, str) and key.isidentifier()]
+def _variables(frame: FrameType) -> list[Variable]:
+    """The variables of a frame, and what its dicts hold by name, as a batch does, and its lists and tuples without one."""
+    named = locals_of(frame).items()
+    found = [Variable(name, thing, name) for name, thing in named if name.isidentifier() and name[:1] != "_"]
+    held = ((one.name, at, key, item) for one in found for at, (key, item) in enumerate(_items_of(one.thing)))
+    return found + [
+        Variable(key if isinstance(key, str) and key.isidentifier() else "", item, name, at)
+        for name, at, key, item in held
+    ]
+
+
+def _items_of(thing: Any) -> list[tuple[Any, Any]]:
+    """What a batch holds: a list, a tuple, a dict, or a `UserDict`, as a tokenizer gives."""
+    if is_a(thing, UserDict):
+        thing = next((one for key, one in attributes_of(thing) if key == "data"), None)
+    return contents_of(thing) if is_a(thing, (dict, list, tuple)) else []
 
 
 # --- outermost modules ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ _MOVES = {aten._to_copy.default, aten.lift_fresh.default, aten.clone.default}
 _ON_THE_WAY = {aten._to_copy.default, aten.clone.default, aten.detach.default}
 _SCALES = {aten.mul.Tensor, aten.div.Tensor}
 
+T = TypeVar("T")
 GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
 
 
@@ -42,7 +43,8 @@ class Roles:
     buffer leaves; of a program with an optimizer also the names of what else it made and a variable or an optimizer holds, and
     the externals that its modules were given, in the order of the calls (`data`); the variables that hold a tensor (`bound`),
     and those that held what the program made where a backward started (`called`); the number of the call and the place among
-    its arguments of all that modules were given (`places`), the buffers that the program made and did not find there before,
+    its arguments of all that modules were given (`places`), where its functions bind the variable that holds a tensor
+    (`bound_at`), the buffers that the program made and did not find there before,
     or in a module that it never ran (`put`), and what names of several outermost modules' tensors begin with (`roots`)."""
 
     sources: dict[Value, tuple[str, str]]
@@ -54,6 +56,7 @@ class Roles:
     bound: dict[Value, str] = field(default_factory=dict)
     called: dict[Value, str] = field(default_factory=dict)
     places: dict[Value, tuple[int, int]] = field(default_factory=dict)
+    bound_at: dict[Value, tuple[int, ...]] = field(default_factory=dict)
     put: dict[Value, str] = field(default_factory=dict)
     roots: tuple[str, ...] = ()
 
@@ -116,7 +119,7 @@ def roles_of(
     replaced = {before: now for before, now in buffers.items() if now not in recording.externals}
     left = results | made_here, gradients, replaced, made
     roots_called = tuple(dict.fromkeys(one.name for one in recorder.modules.roots.values() if one.name))
-    found = Roles(sources, *left, list(data), bound, called, places, roots=roots_called)
+    found = Roles(sources, *left, list(data), bound, called, places, _bound_at(recorder), roots=roots_called)
     return replace(found, put=_put(recorder, namespace, found.replaced.values())) if recording.updates else found
 
 
@@ -210,9 +213,17 @@ def _given_to_modules(recording: Recording, arguments: Mapping[Value, Argument])
     return {value: argument.name for value, argument in arguments.items() if value in recording.externals}
 
 
-def _names_of_moved(recording: Recording, called: Mapping[Value, str]) -> dict[Value, str]:
-    """By what was moved to a device, or to another type, or copied, the variable that held what came of it; none of a copy
-    that was written to, which is no longer what it was made of."""
+def _bound_at(recorder: Recorder) -> dict[Value, tuple[int, ...]]:
+    """Where the program binds what it made, and what it read, or moved on the way."""
+    bindings, recording = recorder.bindings, recorder.recording
+    made = bindings.places
+    externals = {value: bindings.place_of(value, tensor) for value, tensor in recording.externals.items()}
+    return made | _names_of_moved(recording, made) | {value: place for value, place in externals.items() if place}
+
+
+def _names_of_moved(recording: Recording, called: Mapping[Value, T]) -> dict[Value, T]:
+    """By what was moved to a device, or to another type, or copied, the variable that held what came of it, or what else is
+    known of that; none of a copy that was written to, which is no longer what it was made of."""
     came_of: dict[Value, Value] = {}
     written = {value.base for call in recording.calls for value in call.writes()}
     for call in recording.calls:

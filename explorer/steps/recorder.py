@@ -87,6 +87,8 @@ class StepRecorder(Recorder):
         self.weights: WeakMap[bool] = WeakMap()
         """And the parameters."""
         self._is_computing = False
+        self._last: StepOp | None = None
+        """And the operator that runs."""
 
     def enter_stack(self) -> None:
         enter_below(self)
@@ -240,7 +242,10 @@ class StepRecorder(Recorder):
             source = None if is_in_engine() else user_source()
             given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             self._note_given(func, args, kwargs, given)
-            op = noted_op(func, args, kwargs, source, source is not None and self._is_change(func, args, kwargs))
+            is_change = source is not None and self._is_change(func, args, kwargs)
+            op = noted_op(func, args, kwargs, source, is_change, tuple(map(self.values.memories.of, given)))
+            if facts_of(func).may_write:
+                op.made.update(map(self.values.memories.of, written_by(func, args, kwargs)))
             if source is not None:
                 self._note_read_again(op, given)
             return self._followed(op)
@@ -283,6 +288,9 @@ class StepRecorder(Recorder):
         """Note the memory that an operator has made."""
         made = {self.values.memories.of(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
         self._fresh |= made - self._given
+        if self._last is not None:
+            self._last.made.update(made - self._given)
+            self._last = None
         if self._is_computing:
             self._computed |= made - self._given - {None}
 
@@ -313,6 +321,7 @@ class StepRecorder(Recorder):
     def _followed(self, op: StepOp) -> None:
         if not self._is_copying and self.ops is not None:
             self.ops.append(op)
+            self._last = op
             self._may_wait(op)
 
     def _may_wait(self, noted: Call | StepOp) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,6 +41,10 @@ class StepOp:
     source: Source | None
     is_change: bool = False
     """Whether it writes, outside of modules and of autograd, to more than a single number that was there before the step."""
+    read: tuple[int | None, ...] = ()
+    """The memory of each tensor that it reads."""
+    made: set[int | None] = field(default_factory=set)
+    """The memory that it makes or writes to."""
     numbers: Any = None
     """Those that Python makes a tensor of (`torch.tensor(…)`): one, or lists of them."""
 
@@ -59,13 +63,18 @@ class StepOp:
 
 
 def noted_op(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], source: Source | None, is_change: bool = False
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    source: Source | None,
+    is_change: bool = False,
+    read: tuple[int | None, ...] = (),
 ) -> StepOp:
     facts = facts_of(func)
     of, args = (facts.func, args) if facts.becomes is None else facts.becomes(*args)
     given = {key: one for key, one in kwargs.items() if key != "generator"} if kwargs else {}
     numbers = _numbers(args[0]) if of is MAKES else None
-    return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source, is_change, numbers)
+    return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source, is_change, read, numbers=numbers)
 
 
 def noted_call(call: Call, outside: Mapping[Value, torch.Tensor] | None = None) -> StepOp:
@@ -75,9 +84,12 @@ def noted_call(call: Call, outside: Mapping[Value, torch.Tensor] | None = None) 
     is_outside = not call.in_engine and call.origin.module_type in ("", LOADER[1])
     written = [value for value in call.writes() if math.prod(value.shape) > 1] if is_outside else []
     is_change = any(value.base in outside for value in written)
-    made = outside.get(call.args[0]) if call.func is MAKES else None
-    numbers = None if made is None else _numbers(made)
-    return StepOp(call.func, _of_values(call.args), _of_values(given), call.origin.source, is_change, numbers)
+    read = [value.memory for value in call.reads()]
+    made = {value.memory for value in call.out_values()}.difference(read) | {value.memory for value in call.writes()}
+    of_python = outside.get(call.args[0]) if call.func is MAKES else None
+    numbers = None if of_python is None else _numbers(of_python)
+    places = call.origin.source, is_change, tuple(read), made
+    return StepOp(call.func, _of_values(call.args), _of_values(given), *places, numbers)
 
 
 def _numbers(made: torch.Tensor) -> Any:

@@ -7,13 +7,14 @@ A Python value that is the same in two steps is taken to be a constant. One that
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from tracefuse.optimizers.origins import Source
 from tracefuse.steps.stream import MAKES, Shape, StepOp
@@ -79,7 +80,9 @@ class Difference:
     """How another step differs from the captured one: operators that only it has and that it lacks, by name, how many read
     other shapes, and what varies. `of_tensors` are those that only one of the two has and that compute with more than single
     numbers, `changes` those of them that write to such tensors outside of modules, each with its line: what the last step runs
-    behind all that the captured one has is none, for the loop may be over. `lines` are those that only one of the two ran."""
+    behind all that the captured one has is none, for the loop may be over. `lines` are those that only one of the two ran.
+    `fed` are the operators that only one has and of whose results both compute the rest, and `by_data` is one that both have,
+    and that yields another size though all that it is given has the same."""
 
     more: tuple[str, ...] = ()
     fewer: tuple[str, ...] = ()
@@ -88,6 +91,8 @@ class Difference:
     of_tensors: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+    fed: tuple[StepOp, ...] = ()
+    by_data: StepOp | None = None
 
     def __bool__(self) -> bool:
         return bool(self.more or self.fewer or self.shapes or self.varying)
@@ -109,16 +114,24 @@ def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: boo
     if is_last:
         captured = _as_far_as(captured, other)
     more, fewer, shapes, varying = [], [], [], []
+    mine_alone, theirs_alone, unlike = set[int](), set[int](), set[int]()
+    by_data: StepOp | None = None
     alone: list[StepOp] = []
     for mine, theirs in _aligned(captured, other):
         if len(mine) != len(theirs):
             fewer += [str(captured[at].func) for at in mine]
             more += [str(other[at].func) for at in theirs]
             alone += [*(captured[at] for at in mine), *(other[at] for at in theirs)]
+            mine_alone.update(mine)
+            theirs_alone.update(theirs)
             continue
         for at, there in zip(mine, theirs, strict=True):
             found = list(_differences(at, captured[at], other[there]))
+            if found:
+                unlike.add(at)
             is_shape = any(isinstance(one.here, Shape) or isinstance(one.there, Shape) for one in found)
+            if is_shape and by_data is None and not shapes:
+                by_data = _maker(captured, at, other[there], unlike | mine_alone)
             shapes += [f"{one.op}: {one.here}, then {one.there}" for one in found if isinstance(one.here, Shape)][:1]
             varying += [_as_shape(one, is_shape) for one in found if not isinstance(one.here, Shape)]
     of_tensors = tuple(str(one.func) for one in alone if one.reads_tensors())
@@ -126,7 +139,40 @@ def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: boo
     changes = () if is_over else tuple(f"{one.func} ({one.source})" for one in alone if one.is_change)
     in_both = {one.source for one in captured} & {one.source for one in other}
     lines = tuple(dict.fromkeys(str(one.source) for one in alone if one.source and one.source not in in_both))
-    return Difference(tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors, changes, lines)
+    fed = (*_feeding(captured, mine_alone), *_feeding(other, theirs_alone))
+    return Difference(
+        tuple(more), tuple(fewer), tuple(shapes), tuple(varying), of_tensors, changes, lines, fed, by_data
+    )
+
+
+def _feeding(step: Sequence[StepOp], alone: Set[int]) -> tuple[StepOp, ...]:
+    """Those of the operators `alone` that compute with more than single numbers, such as a rate, and of whose results another
+    one reads, if through others of them. Views tell nothing."""
+    came_of: dict[int | None, dict[int, None]] = {}
+    found: dict[int, None] = {}
+    for at, op in enumerate(step) if alone else ():
+        behind = {one: None for memory in op.read for one in came_of.get(memory, ())}
+        if at in alone:
+            came_of |= {memory: {**behind, at: None} for memory in op.made - {None}}
+        else:
+            found |= behind
+    return tuple(step[at] for at in sorted(found) if step[at].reads_tensors())
+
+
+def _maker(captured: Sequence[StepOp], at: int, other: StepOp, unlike: Set[int]) -> StepOp | None:
+    """What made the first tensor that the operator `at` reads in another shape than the `other` does; None where that is from
+    outside, or is made or cut by one that was given other values or shapes itself."""
+    mine, theirs = (tree_leaves((one.args, one.kwargs)) for one in (captured[at], other))
+    pairs = zip(_shapes(mine), _shapes(theirs), captured[at].read, strict=False)
+    memory = next((memory for here, there, memory in pairs if here != there), None)
+    there = () if memory is None else range(at)
+    made = [one for one in there if memory in captured[one].made]
+    is_cut = any(memory in captured[one].read for one in there if one in unlike)
+    return None if not made or is_cut or made[0] in unlike else captured[made[0]]
+
+
+def _shapes(leaves: Sequence[Any]) -> list[Shape]:
+    return [one for one in leaves if isinstance(one, Shape)]
 
 
 def before_last(

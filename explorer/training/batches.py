@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tracefuse.assembly.parts import CALLED, GIVEN, is_unnamed
+from tracefuse.assembly.parts import BOUND, CALLED, GIVEN, is_unnamed
 from tracefuse.assembly.program import CapturedProgram, Inputs
 from tracefuse.execution.replay import replayed
 from tracefuse.lines.statements import statement_at
@@ -60,7 +60,7 @@ def with_batches(program: CapturedProgram, steps: Steps | None) -> CapturedProgr
         return Inputs(tuple(one for one, _ in found), tuple(one for _, one in found), program.rng_states)
 
     nameless = {name: line_of(node) for node, name in names.items() if _is_nameless(node)}
-    return replace(program, trace=cut, read_inputs=read_inputs, prepared=nameless)
+    return replace(program, trace=cut, read_inputs=read_inputs, prepared={**program.prepared, **nameless})
 
 
 def _batches(
@@ -168,7 +168,8 @@ def _cut(trace: Trace, kept: Collection[fx.Node], names: Mapping[fx.Node, str]) 
             new[node].meta = {"val": made, "phase": "forward"}
             if place := node.meta.get("custom", {}).get(GIVEN):
                 new[node].meta["custom"] = {GIVEN: place}
-        inputs.append(entry or Input(names[node], "input", names[node]))
+        bound = node.meta.get("custom", {}).get(BOUND, ())
+        inputs.append(entry or Input(names[node], "input", names[node], bound=bound))
     for node in trace.ops:
         if node in kept:
             new[node] = copy_node(graph, node, new)

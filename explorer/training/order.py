@@ -1,14 +1,15 @@
-"""The order in which a step takes its data: as the program reads it.
+"""The order in which a step takes its data: as the program binds it, of several micro-batches one after the other.
 
-out = model(x)                     x, y, x_1, y_1: what a module is given stands where the module is called, in the order of
-loss = F.mse_loss(out, y)          its arguments, whatever its forward reads first
-loss.backward()
-out = model(x_1)  …
+for y, x in loader:                y, x, y_1, x_1: as the loop binds them, whichever is read first
+    F.mse_loss(model(x), y)…
+
+What no variable holds stands where it is read: what a module is given where the module is called, in the order of its
+arguments, whatever its forward reads first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -35,8 +36,9 @@ def prepared(trace: Trace) -> dict[fx.Node, set[fx.Node]]:
 
 
 def as_read(trace: Trace, data: Collection[fx.Node]) -> list[fx.Node]:
-    """`data`, which are inputs of `trace`, by where it is first read, itself or as what is prepared of it. What modules are
-    given is in the order of their calls and arguments. Numbers come last, but for those that a module is given."""
+    """`data`, which are inputs of `trace`, by where the program binds it; else by where it is first read, itself or as what is
+    prepared of it. What modules are given is in the order of their calls and arguments, and numbers come last, but for those
+    that a module is given."""
     ops, passing = trace.ops, prepared(trace)
     when: dict[fx.Node, tuple[int, int]] = dict.fromkeys((*trace.placeholders, *ops), (len(ops), 0))
     given = {node: place for node in when if (place := node.meta.get("custom", {}).get(GIVEN))}
@@ -47,7 +49,25 @@ def as_read(trace: Trace, data: Collection[fx.Node]) -> list[fx.Node]:
     found = sorted(data, key=when.__getitem__)
     in_turn = iter(sorted((node for node in found if node in given), key=given.__getitem__))
     found = [next(in_turn) if node in given else node for node in found]
-    return sorted(found, key=lambda node: _is_number(node) and node not in given)
+    found = sorted(found, key=lambda node: _is_number(node) and node not in given)
+    return _as_bound(found, {p: entry.bound for entry, p in trace.input_pairs if entry.bound})
+
+
+def _as_bound(data: Sequence[fx.Node], bound: Mapping[fx.Node, tuple[int, ...]]) -> list[fx.Node]:
+    """`data` by where it is `bound`: what a loop binds, and what is bound outside of it, each among themselves; the rest stays
+    where it is. A variable that holds data once more has the next micro-batch: these stay in turn."""
+    groups: dict[tuple[int, int], list[fx.Node]] = {}
+    group_of: dict[fx.Node, tuple[int, int]] = {}
+    seen: set[tuple[int, ...]] = set()
+    at = 0
+    for node in (one for one in data if one in bound):
+        if bound[node] in seen:
+            at, seen = at + 1, set()
+        seen.add(bound[node])
+        group_of[node] = at, bound[node][0]
+        groups.setdefault(group_of[node], []).append(node)
+    in_turn = {group: iter(sorted(nodes, key=bound.__getitem__)) for group, nodes in groups.items()}
+    return [next(in_turn[group_of[node]]) if node in group_of else node for node in data]
 
 
 def _stand_where_prepared(given: dict[fx.Node, tuple[int, int]], passing: dict[fx.Node, set[fx.Node]]) -> None:

@@ -101,6 +101,7 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
         varying = [one for one in steps.varying_later if not (is_guess and isinstance(one.here, int))]
         _check_varying([one for one in varying if not _is_batch(one, captured, followed)], joint, update, values, alone)
         _check_between(steps)
+        _check_sizes(steps, joint)
         _check_repeats(steps)
         _check_carried(steps, update)
         _check_state(steps, joint)
@@ -210,7 +211,24 @@ def told(ran: CapturedProgram, followed: CapturedProgram, steps: Steps | None) -
         )
     if said := not_compared(steps):
         yield said
+    yield from _others(steps)
     yield from _otherwise(ran, steps)
+
+
+def _others(steps: Steps | None) -> Iterator[str]:
+    """That a later step computed its results by other operators, as where the program counts: the first one that did."""
+    later = steps.steps[steps.captured :] if steps is not None and steps.captured is not None else ()
+    for step in later:
+        if fed := step.difference.fed if step.difference is not None else ():
+            ops = dict.fromkeys(f"{one.func}{where(one.source)}" for one in fed)
+            lines = " and ".join(list(ops)[:MOST_LINES])
+            others = f" and {counted(len(ops) - MOST_LINES, 'more op')}" if len(ops) > MOST_LINES else ""
+            yield (
+                f"step {step.number} ran other ops than step {steps.captured}, of which its results are computed: "
+                f"{lines}{others}. A compiled step always does what step {steps.captured} did: where it is to do what others "
+                "did, compute that before the call and pass it, or capture such a step and call the one whose turn it is"
+            )
+            return
 
 
 def _otherwise(ran: CapturedProgram, steps: Steps | None) -> Iterator[str]:
@@ -407,6 +425,19 @@ def _is_put(one: Varying, followed: Trace) -> bool:
 def _is_of(one: Varying, node: fx.Node) -> bool:
     is_its = str(node.target) == one.op and line_of(node) == str(one.source or "")
     return is_its and arguments(node).get(one.argument) == one.here
+
+
+def _check_sizes(steps: Steps, joint: Optimised) -> None:
+    """A size that follows from the numbers in a tensor is another one in each step."""
+    there = {(str(node.target), line_of(node)) for node in joint.program.trace.ops}
+    for one in (difference.by_data for difference in (steps.next_difference, *steps.further) if difference is not None):
+        if one is not None and (str(one.func), str(one.source or "")) in there:
+            raise ExportError(
+                f"what {one.func} gives{where(one.source)} has another size in a later step, though all that it reads has "
+                "the same one: the size depends on the data, and a compiled step holds for those of the captured one. Compute "
+                "with all elements and leave the others out by a mask (`torch.where(mask, value, 0)`), or take a fixed number "
+                "of them (`topk`)."
+            )
 
 
 def _check_repeats(steps: Steps) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import importlib.util
@@ -301,3 +302,77 @@ def test_an_empty_tensor_without_a_name_is_no_data(tmp_path: Path) -> None:
         model.load_state_dict(before[0])
         opt.load_state_dict(before[1])
         torch.testing.assert_close([one(x) for x in data], wanted)
+
+
+def smoothed(model: nn.Module, inputs: Any) -> Tensor:
+    """As a Trainer smooths labels: what it takes out of its batch is in no variable when the backward starts."""
+    labels = inputs.pop("labels")
+    out = model(inputs["features"])
+    return (F.mse_loss(out, labels.clamp(min=0), reduction="none") * labels.ne(-100)).mean()
+
+
+@pytest.mark.parametrize("kind", [dict, collections.UserDict])
+def test_what_a_function_takes_out_of_its_batch_is_called_as_it_is_there(kind: Any) -> None:
+    model = nn.Linear(4, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    batches = [{"features": torch.randn(3, 4), "labels": torch.randn(3, 4)} for _ in range(6)]
+    with tracefuse.capture_step(n=3) as c:
+        for batch in map(kind, batches[:5]):
+            opt.zero_grad()
+            loss = smoothed(model, batch)
+            loss.backward()
+            opt.step()
+    step = c.optimize().compile()
+    assert step.inputs == ("features", "labels")
+    expected = smoothed(model, dict(batches[5])).detach()
+    torch.testing.assert_close(step(**batches[5]).detach(), expected)
+
+
+@pytest.mark.parametrize("is_in_a_line", [True, False])
+def test_data_that_numpy_makes_of_what_its_variable_held_is_told_with_its_line(is_in_a_line: bool) -> None:
+    model = nn.Linear(4, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for x in torch.randn(5, 3, 4):
+            if is_in_a_line:
+                x = torch.from_numpy(x.numpy()[:, ::-1].copy())
+            else:
+                turned = x.numpy()[:, ::-1]
+                turned = turned.copy()
+                x = torch.from_numpy(turned)
+            opt.zero_grad()
+            model(x).square().mean().backward()
+            opt.step()
+    with pytest.warns(UserWarning, match=r"takes x as .*x = torch.from_numpy\(.* makes it, and nothing tells the data"):
+        step = c.optimize().compile()
+    assert step.inputs == ("x",)
+
+
+def test_data_that_is_taken_out_of_an_array_is_not(recwarn: pytest.WarningsRecorder) -> None:
+    model, data = nn.Linear(4, 4), torch.randn(5, 3, 4).numpy()
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for rows in data:
+            x = torch.from_numpy(rows)
+            opt.zero_grad()
+            model(x).square().mean().backward()
+            opt.step()
+    assert c.optimize().compile().inputs == ("x",)
+    assert not [one for one in recwarn if "makes it" in str(one.message)]
+
+
+def test_the_keys_of_the_loops_own_batch_tell_the_order_where_a_function_takes_one_out_of_a_copy() -> None:
+    model = nn.Linear(4, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+
+    def step_of(inputs: dict[str, Tensor]) -> None:
+        inputs = {key: one.to("cpu") for key, one in inputs.items()}
+        smoothed(model, inputs).backward()
+        opt.step()
+        opt.zero_grad()
+
+    batches = [{"labels": torch.randn(3, 4), "features": torch.randn(3, 4)} for _ in range(5)]
+    with tracefuse.capture_step(n=3) as c:
+        for batch in batches:
+            step_of(batch)
+    assert c.optimize().compile().inputs == ("labels", "features")

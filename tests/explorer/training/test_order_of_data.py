@@ -178,3 +178,119 @@ def test_targets_that_are_counted_before_all_micro_batches_stay_beside_their_inp
     (x, y), (x_1, y_1) = batches = [next(data), next(data)]
     expected = [model(*one, count).detach() for one in batches]
     torch.testing.assert_close([one.detach() for one in step(x, y, x_1, y_1)], expected)
+
+
+Loop = Callable[[nn.Module, optim.Optimizer, Any], None]
+
+
+def loop_that_reads_the_second_first(model: nn.Module, opt: optim.Optimizer, batches: Any) -> None:
+    noisy = clean = None  # in another order than in the loop
+    for clean, noisy in batches:
+        loss = F.mse_loss(model(noisy), clean)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+
+def loop_that_assigns_both_in_a_line(model: nn.Module, opt: optim.Optimizer, batches: Any) -> None:
+    for batch in batches:
+        clean, noisy = batch[0], batch[1]
+        loss = F.mse_loss(model(noisy), clean)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+
+def loop_over_a_function(model: nn.Module, opt: optim.Optimizer, batches: Any) -> None:
+    def step(clean: Tensor, noisy: Tensor) -> None:
+        loss = F.mse_loss(model(noisy), clean)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+    for batch in batches:
+        step(*batch)
+
+
+def loop_over_micro_batches(model: nn.Module, opt: optim.Optimizer, batches: Any) -> None:
+    for batch in batches:
+        opt.zero_grad()
+        for clean, noisy in zip(*(one.chunk(2) for one in batch), strict=True):
+            F.mse_loss(model(noisy), clean).backward()
+        opt.step()
+
+
+def loop_over_batches_without_names(model: nn.Module, opt: optim.Optimizer, batches: Any) -> None:
+    for batch in batches:
+        loss = F.mse_loss(model(batch[1]), batch[0])
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        loop_that_reads_the_second_first,
+        loop_that_assigns_both_in_a_line,
+        loop_over_a_function,
+        loop_over_micro_batches,
+        loop_over_batches_without_names,
+    ],
+)
+def test_inputs_come_in_the_order_in_which_the_loop_binds_them(loop: Loop) -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 4), [(torch.randn(6, 4), 3 * torch.randn(6, 4)) for _ in range(6)]
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        loop(model, opt, data[:5])
+    eager, step = copy.deepcopy(model), c.optimize().compile()
+    batch = data[5]
+    is_in_parts = loop is loop_over_micro_batches
+    step(
+        *(one for pair in zip(*(both.chunk(2) for both in batch), strict=True) for one in pair)
+        if is_in_parts
+        else batch
+    )
+    loop(eager, optim.SGD(eager.parameters(), lr=0.1, fused=True), [batch])
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+
+
+def test_a_saved_session_takes_them_in_the_same_order(tmp_path: Any) -> None:
+    model, data = nn.Linear(4, 4), [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(5)]
+    with tracefuse.capture_step(n=3) as c:
+        loop_that_reads_the_second_first(model, opt := optim.SGD(model.parameters(), lr=0.1, fused=True), data)
+    c.save(tmp_path / "run.tfz", inputs=True)
+    found = [tracefuse.load(tmp_path / "run.tfz").followed.program.trace, c.followed.program.trace]
+    inputs = [[(i.name, i.bound) for i in trace.inputs] for trace in found]
+    assert inputs[0] == inputs[1]
+    assert opt.state_dict()
+    assert c.optimize().compile().inputs == ("clean", "noisy")
+
+
+def test_a_dict_gives_its_keys_in_order() -> None:
+    model, data = nn.Linear(4, 4), [{"clean": torch.randn(6, 4), "noisy": torch.randn(6, 4)} for _ in range(5)]
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for batch in data:
+            loss = F.mse_loss(model(batch["noisy"]), batch["clean"])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    assert c.optimize().compile().inputs == ("clean", "noisy")
+
+
+def test_batches_that_are_fetched_ahead_and_what_is_bound_before_the_loop_come_as_they_are_bound() -> None:
+    model, batches = nn.Linear(4, 4), iter([(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(6)])
+    opt, shift, scale = optim.SGD(model.parameters(), lr=0.1, fused=True), torch.randn(4), torch.randn(4)
+    with tracefuse.capture_step(n=3) as c:
+        clean, noisy = next(batches)
+        for _ in range(5):
+            loss = F.mse_loss(model(noisy) * scale + shift, clean)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            clean, noisy = next(batches)
+    step = c.optimize().compile()
+    assert [name for name in step.inputs if name in ("clean", "noisy")] == ["clean", "noisy"]
+    assert [name for name in step.inputs if name not in ("clean", "noisy")] == ["shift", "scale"]
