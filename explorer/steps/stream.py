@@ -46,7 +46,7 @@ class StepOp:
     made: set[int | None] = field(default_factory=set)
     """The memory that it makes or writes to."""
     numbers: Any = None
-    """Those that Python makes a tensor of (`torch.tensor(…)`): one, or lists of them."""
+    """Those that Python makes a tensor of (`torch.tensor(…)`): one, or the list of all."""
 
     def is_like(self, other: StepOp) -> bool:
         """Whether the two may be one operator of two steps: those that no line is known of count by what they are."""
@@ -73,7 +73,7 @@ def noted_op(
     facts = facts_of(func)
     of, args = (facts.func, args) if facts.becomes is None else facts.becomes(*args)
     given = {key: one for key, one in kwargs.items() if key != "generator"} if kwargs else {}
-    numbers = _numbers(args[0]) if of is MAKES else None
+    numbers = numbers_of(args[0]) if of is MAKES else None
     return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source, is_change, read, numbers=numbers)
 
 
@@ -87,15 +87,17 @@ def noted_call(call: Call, outside: Mapping[Value, torch.Tensor] | None = None) 
     read = [value.memory for value in call.reads()]
     made = {value.memory for value in call.out_values()}.difference(read) | {value.memory for value in call.writes()}
     of_python = outside.get(call.args[0]) if call.func is MAKES else None
-    numbers = None if of_python is None else _numbers(of_python)
+    numbers = None if of_python is None else numbers_of(of_python)
     places = call.origin.source, is_change, tuple(read), made
     return StepOp(call.func, _of_values(call.args), _of_values(given), *places, numbers)
 
 
-def _numbers(made: torch.Tensor) -> Any:
-    """Those of a small tensor on the CPU."""
+def numbers_of(made: torch.Tensor) -> Any:
+    """The number of a tensor on the CPU, or the list of all; None of a larger one."""
     is_read = type(made) is torch.Tensor and made.device.type == "cpu" and made.numel() <= MOST_NUMBERS
-    return made.tolist() if is_read and made.layout is torch.strided else None
+    if not is_read or made.layout is not torch.strided:
+        return None
+    return made.item() if made.dim() == 0 else made.reshape(-1).tolist()
 
 
 def _shape(tensor: torch.Tensor) -> Shape:

@@ -52,9 +52,13 @@ class Varying:
         return f"{self.argument} of {self.op}{line}: {_shown(self.here)}, then {_shown(self.there)}"
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = 4
+
+
 def _shown(value: Any) -> str:
     """A value as Python writes it; of a long list the first elements."""
-    return reprlib.repr(value) if isinstance(value, list) else repr(value)
+    return _SHORT.repr(value) if isinstance(value, list) else repr(value)
 
 
 class AllVarying(tuple[Varying, ...]):

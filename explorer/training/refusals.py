@@ -26,7 +26,7 @@ from tracefuse.optimizers.trace import Trace, line_of, origin
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
-from tracefuse.steps.stream import MOST_NUMBERS
+from tracefuse.steps.stream import numbers_of
 from tracefuse.steps.varying import MADE, Varying
 from tracefuse.text import counted
 from tracefuse.training.batches import is_picking
@@ -343,18 +343,20 @@ def _check_varying(
 
 def _check_made(one: Varying, joint: CapturedProgram, update: CapturedProgram) -> None:
     """Raises `ExportError` for a tensor that Python makes of other numbers in each step, and that is no input of the step with
-    a name: it would stay as it was."""
+    a name: it would stay as it was. Of larger ones that the update alone reads `_check_left` tells."""
     given = dict(zip((i.name for i in joint.trace.inputs), joint.example_inputs, strict=False))
-    named = {i.name for i in joint.trace.inputs if i.kind == "input" and not is_unnamed(i.name)}
-    are_held = [name for name, tensor in given.items() if name not in named and _has(tensor, one.here)]
-    if are_held or any(_has(tensor, one.here) for name, tensor in update.from_outside().items() if name not in given):
+    unnamed = [i.name for i in joint.trace.inputs if i.kind == "input" and is_unnamed(i.name)]
+    are_held = any(_has(given[name], one.here) for name in unnamed)
+    late = {i.name for i in update.trace.inputs if i.kind == "input"} - given.keys()
+    behind = [tensor for name, tensor in update.from_outside().items() if name in late and tensor.numel() == 1]
+    if are_held or any(_has(tensor, one.here) for tensor in behind):
         todo = NAMED if are_held else MADE_BEHIND
         raise ExportError(f"{one}: a compiled step makes no tensor of other numbers: {todo}.")
 
 
 def _has(tensor: torch.Tensor, numbers: object) -> bool:
     """Whether the tensor is of these numbers. Not-a-numbers are alike."""
-    return tensor.numel() <= MOST_NUMBERS and repr(tensor.tolist()) == repr(numbers)
+    return repr(numbers_of(tensor)) == repr(numbers)
 
 
 def _is_of_library(source: Source | None, steps: Sequence[Stepped]) -> bool:
