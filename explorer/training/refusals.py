@@ -58,7 +58,10 @@ READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and 
 MADE_OF_READ = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
 
 NORM = "give the batch norm a number as its `momentum`: with None it averages over the steps that it has counted"
-NAMED = "give it a name in a line of its own (`x = torch.tensor(…)`), as an input that the step then takes"
+NAMED = (
+    "make it in the loop, in a line of its own (`x = torch.tensor(…)`), as an input that the step then takes, or compute it "
+    "from a count that the step raises itself (`count.add_(1)`)"
+)
 MADE_BEHIND = (
     "compute it from a count that the step raises itself (`count.add_(1)`), or leave the line out of the loop that is "
     "captured, and call it yourself behind the compiled step"

@@ -93,7 +93,7 @@ def seen(step: Step, all_: Training) -> tracefuse.Capture:
 def test_one_without_a_name_is_refused_with_the_remedy(step: Step) -> None:
     c = seen(step, Training())
     assert "torch.tensor" in {one.op for one in c.varying}
-    with pytest.raises(ExportError, match=r"^data of torch.tensor \(.*give it a name in a line of its own"):
+    with pytest.raises(ExportError, match=r"^data of torch.tensor \(.*make it in the loop, in a line of its own"):
         c.optimize().compile()
 
 

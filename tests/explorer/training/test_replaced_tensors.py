@@ -526,6 +526,18 @@ def test_what_python_makes_anew_for_the_update_is_refused(further: int) -> None:
             step.compile()
 
 
+class WarmedAlike(WarmedByPython):
+    """The number was the same in all steps that were seen."""
+
+    def between(self) -> None: ...
+
+
+def test_a_number_that_python_makes_a_tensor_of_is_told_where_it_did_not_change() -> None:
+    step = captured(loop := WarmedAlike(), data_of(loop.n + 1))
+    with pytest.warns(UserWarning, match=r"torch\.tensor\(1 / .*makes a tensor of a number.*`count\.add_\(1\)`"):
+        step.compile()
+
+
 @pytest.mark.parametrize("further", [0, 1, 3])
 @pytest.mark.parametrize("way", ["named", "unnamed"])
 def test_data_that_the_loop_changes_on_the_way_is_no_average(way: str, further: int) -> None:
