@@ -6,6 +6,10 @@ be `deterministic`. So that a guess is not found which eager PyTorch has left th
 ones, which on an H200 are as fast; and the same bits come out each time. A convolution that a CUDA graph records first, as
 of an address of other alignment, is guessed: a search waits for the GPU, which a recording does not allow.
 
+Private names: `torch._C._set_cudnn_benchmark` and its like, which `torch.backends.cudnn` sets its flags with. Those raise once
+torch's own test tools are imported (`disable_global_flags`), and `flags()` sets all of them, TF32 among them, in one of two
+ways that exclude each other. Seen on torch 2.11, 2.13 and 2.14.
+
 Source: `aten/src/ATen/native/cudnn/Conv_v8.cpp` (`CacheKeyFused`, `run_single_conv`), read in torch 2.11 and 2.13.
 """
 
@@ -29,14 +33,15 @@ def searched_convolution_backward(*arguments):
 
 def with_search(operator, arguments):
     """Call `operator` while cuDNN searches; as it is where the process searches anyway."""
-    flags = torch.backends.cudnn
     with _searching:
-        before = flags.benchmark, flags.deterministic
-        if before[0]:
+        if torch._C._get_cudnn_benchmark():
             return operator(*arguments)
+        is_deterministic = torch._C._get_cudnn_deterministic()
         is_recording = arguments[0].is_cuda and torch.cuda.is_current_stream_capturing()
         try:
-            flags.benchmark, flags.deterministic = not is_recording, True
+            torch._C._set_cudnn_benchmark(not is_recording)
+            torch._C._set_cudnn_deterministic(True)
             return operator(*arguments)
         finally:
-            flags.benchmark, flags.deterministic = before
+            torch._C._set_cudnn_benchmark(False)
+            torch._C._set_cudnn_deterministic(is_deterministic)

@@ -26,11 +26,17 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
+def let(benchmark: bool, deterministic: bool) -> None:
+    """Set the flags, which torch's own test tools let nobody set by name."""
+    torch._C._set_cudnn_benchmark(benchmark)
+    torch._C._set_cudnn_deterministic(deterministic)
+
+
 @pytest.fixture(autouse=True)
 def _flags_as_they_were() -> Iterator[None]:
     before = cudnn.benchmark, cudnn.deterministic
     yield
-    cudnn.benchmark, cudnn.deterministic = before
+    let(*before)
 
 
 def made(name: str, device: str, dtype: torch.dtype, sizes: tuple[int, ...] = (2, 6, 7, 9, 5)) -> tuple[Any, ...]:
@@ -84,7 +90,7 @@ def seen_flags(seen: list[tuple[bool, bool]], fails: bool = False) -> Callable[.
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 def test_flags_hold_for_the_call_alone(fails: bool, deterministic: bool) -> None:
-    cudnn.benchmark, cudnn.deterministic = False, deterministic
+    let(False, deterministic)
     seen: list[tuple[bool, bool]] = []
     if fails:
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -97,14 +103,27 @@ def test_flags_hold_for_the_call_alone(fails: bool, deterministic: bool) -> None
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_process_that_searches_anyway_is_left_alone(deterministic: bool) -> None:
-    cudnn.benchmark, cudnn.deterministic = True, deterministic
+    let(True, deterministic)
     seen: list[tuple[bool, bool]] = []
     runtime.with_search(seen_flags(seen), (torch.ones(1),))
     assert seen == [(True, deterministic)]
 
 
+def test_it_searches_where_the_flags_may_not_be_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has imported `torch.testing._internal.common_utils`."""
+    there = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(there, "__allow_nonbracketed_mutation_flag", False)
+    with pytest.raises(RuntimeError, match="not allowed to set"):
+        cudnn.benchmark = True
+    let(False, False)
+    seen: list[tuple[bool, bool]] = []
+    runtime.with_search(seen_flags(seen), (torch.ones(1),))
+    assert seen == [(True, True)]
+    assert (cudnn.benchmark, cudnn.deterministic) == (False, False)
+
+
 def test_threads_leave_the_flags_as_they_were() -> None:
-    cudnn.benchmark, cudnn.deterministic = False, False
+    let(False, False)
     seen: list[tuple[bool, bool]] = []
 
     def many() -> None:
