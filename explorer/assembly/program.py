@@ -118,7 +118,8 @@ class CapturedProgram:
 
     `slots` say by name where modules keep inputs, `modes` how modules ran, `carried` what one step leaves to the next
     otherwise than by writing to it, and `prepared` of inputs that the program makes of data before it gives them to the model,
-    and that no variable holds, or one that held the data, the line that makes them.
+    and that no variable holds, or one that held the data, the line that makes them; `made` of those that Python makes of
+    numbers (`torch.tensor(…)`), and of the update's, theirs.
     """
 
     trace: Trace
@@ -142,6 +143,7 @@ class CapturedProgram:
     modes: tuple[Mode, ...] = ()
     carried: tuple[Carried, ...] = ()
     prepared: Mapping[str, str] = field(default_factory=dict)
+    made: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def inputs(self) -> Inputs:
@@ -324,6 +326,7 @@ def captured_program(
             name: str(line) for value, name in name_of_value.items() if (line := recorder.bindings.remade.get(value))
         },
         carried=tuple(_carried(recorder, ended, [_names_of(one, externals) for one in parts])),
+        made=_made_by_python(recording, [_names_of(one, externals) for one in parts]),
     )
     left = [None if value is None else ended.left.get(value) for one in parts for value in one.left]
     if update is not None:
@@ -335,6 +338,13 @@ def captured_program(
         slots = _slots(recorder, names)
         made = with_update(made, update.trace, lambda: own, replayed, steps, slots)
     return made, tuple(left), ended.read
+
+
+def _made_by_python(recording: Recording, names: Sequence[Mapping[Value, str]]) -> dict[str, str]:
+    """By name the line of each input that Python makes of numbers."""
+    lifted = [call for call in recording.calls if call.func is torch.ops.aten.lift_fresh.default]
+    found = ((known.get(call.args[0]), call) for call in lifted for known in names)
+    return {name: str(call.origin.source or "") for name, call in found if name is not None}
 
 
 def _names_of(part: Assembled, externals: Sequence[Value]) -> dict[Value, str]:

@@ -259,7 +259,8 @@ class ModuleStack:
             return
         if module not in self._paths:
             self._meet(module)
-        self._entered[module] = module.training, module.p if isinstance(module, _DropoutNd) else None
+        if torch.is_grad_enabled():  # what a validation runs is none of the step's
+            self._entered[module] = module.training, module.p if isinstance(module, _DropoutNd) else None
         compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
         if compiled is not None:
             self.compiled[compiled] = None

@@ -28,6 +28,9 @@ def is_old_gradient(source: str) -> bool:
     return source.replace("_", " ").startswith(OLD_GRADIENT)
 
 
+READ = "read"
+"""The name of a number that the host read, where no variable holds the tensor."""
+
 _MOVES = {aten._to_copy.default, aten.lift_fresh.default, aten.clone.default}
 _ON_THE_WAY = {aten._to_copy.default, aten.clone.default, aten.detach.default}
 _SCALES = {aten.mul.Tensor, aten.div.Tensor}
@@ -87,15 +90,18 @@ def roles_of(
     sources, states = _sources(recorder, namespace, bound, called, data)
 
     now = {**namespace, **(rebound or {})}
-    results = _returned_values(returned, value_of, bound, _names_inside(now, value_of))
+    given_back = _returned_values(returned, value_of, bound, _names_inside(now, value_of))
+    results = dict(given_back)
     scaled = _scaled(recording, called)
     results |= {
         root: results.get(root) or bound.get(root, "") or scaled.get(root, "") for root, _, _ in recording.roots
     }
-    if not recording.roots:
-        results |= {value: bound.get(value, "") for value in read_last(recording) if value not in results}
     if not results:
-        results = {v: name for v, name in bound.items() if v not in recording.externals} or _unread(recording)
+        results = {v: name for v, name in bound.items() if v not in recording.externals}
+    if not recording.roots and not given_back:
+        results |= {value: READ for value in read_last(recording) if value not in results}
+    if not results:
+        results = _unread(recording)
     gradients, made_here = _gradients(recorder, variables, gradient_of)
     held = {value_of(t) for t in _tensors_in(namespace) if not t.requires_grad}
     for gradient, leaf in recording.taken.items():

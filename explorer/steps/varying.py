@@ -85,7 +85,8 @@ class Difference:
     other shapes, and what varies. `of_tensors` are those that only one of the two has and that compute with more than single
     numbers, `changes` those of them that write to such tensors outside of modules, each with its line: what the last step runs
     behind all that the captured one has is none, for the loop may be over. `lines` are those that only one of the two ran.
-    `fed` are the operators that only one has and of whose results both compute the rest, and `by_data` is one that both have,
+    `fed` are the operators that only one has and of whose results both compute the rest, each with the first one that reads
+    it, and `by_data` is one that both have,
     and that yields another size though all that it is given has the same."""
 
     more: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ class Difference:
     of_tensors: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
-    fed: tuple[StepOp, ...] = ()
+    fed: tuple[tuple[StepOp, StepOp], ...] = ()
     by_data: StepOp | None = None
 
     def __bool__(self) -> bool:
@@ -149,18 +150,18 @@ def difference(captured: Sequence[StepOp], other: Sequence[StepOp], is_last: boo
     )
 
 
-def _feeding(step: Sequence[StepOp], alone: Set[int]) -> tuple[StepOp, ...]:
+def _feeding(step: Sequence[StepOp], alone: Set[int]) -> tuple[tuple[StepOp, StepOp], ...]:
     """Those of the operators `alone` that compute with more than single numbers, such as a rate, and of whose results another
-    one reads, if through others of them. Views tell nothing."""
+    one reads, if through others of them: each with the first that does. Views tell nothing."""
     came_of: dict[int | None, dict[int, None]] = {}
-    found: dict[int, None] = {}
+    found: dict[int, StepOp] = {}
     for at, op in enumerate(step) if alone else ():
         behind = {one: None for memory in op.read for one in came_of.get(memory, ())}
         if at in alone:
             came_of |= {memory: {**behind, at: None} for memory in op.made - {None}}
         else:
-            found |= behind
-    return tuple(step[at] for at in sorted(found) if step[at].reads_tensors())
+            found = dict.fromkeys(behind, op) | found
+    return tuple((step[at], found[at]) for at in sorted(found) if step[at].reads_tensors())
 
 
 def _maker(captured: Sequence[StepOp], at: int, other: StepOp, unlike: Set[int]) -> StepOp | None:

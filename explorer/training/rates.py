@@ -88,12 +88,18 @@ def _group(node: fx.Node, steps: tuple[Stepped, ...]) -> tuple[Stepped, int] | N
         return None
     first, rate, source = _written_first(node), arguments(node)["lr"], origin(node).source
     known = [(step, step.group_of[first]) for step in steps if first in step.group_of]
+    if known and _are_one(known):  # a hook may change its rate before it steps
+        return known[0]
     # Where the update knows the parameter by no name, as behind a write in the forward, its line and rate may tell.
     of_line = [(step, at) for step in steps if step.source == source for at in range(len(step.groups))]
     alike = [(step, at) for step, at in known or of_line if step.groups[at].get("lr") == rate]
     here = [(step, at) for step, at in alike if step.source == source] or alike
-    are_one = len({(step.optimizer() or step.name, at) for step, at in here}) == 1
-    return here[0] if are_one else None
+    return here[0] if _are_one(here) else None
+
+
+def _are_one(groups: list[tuple[Stepped, int]]) -> bool:
+    """Whether all are one group of one optimizer."""
+    return len({(step.optimizer() or step.name, at) for step, at in groups}) == 1
 
 
 def _written_first(node: fx.Node) -> str:

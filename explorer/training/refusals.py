@@ -59,8 +59,8 @@ MADE_OF_READ = "; where it is made of what the host reads of a tensor in {}, com
 
 NORM = "give the batch norm a number as its `momentum`: with None it averages over the steps that it has counted"
 NAMED = (
-    "make it in the loop, in a line of its own (`x = torch.tensor(…)`), as an input that the step then takes, or compute it "
-    "from a count that the step raises itself (`count.add_(1)`)"
+    "make it in the loop, in a line that does nothing else (`x = torch.tensor(…)`), as an input that the step then takes, or "
+    "compute it from a count that the step raises itself (`count.add_(1)`)"
 )
 MADE_BEHIND = (
     "compute it from a count that the step raises itself (`count.add_(1)`), or leave the line out of the loop that is "
@@ -214,15 +214,18 @@ def told(ran: CapturedProgram, followed: CapturedProgram, steps: Steps | None) -
         )
     if said := not_compared(steps):
         yield said
-    yield from _others(steps)
+    yield from _others(steps, followed.trace)
     yield from _otherwise(ran, steps)
 
 
-def _others(steps: Steps | None) -> Iterator[str]:
-    """That a later step computed its results by other operators, as where the program counts: the first one that did."""
+def _others(steps: Steps | None, trace: Trace) -> Iterator[str]:
+    """That a later step computed its results by other operators, as where the program counts: the first one that did. What
+    makes data, which the `trace` takes as inputs, is none of them."""
+    there = {(str(node.target), line_of(node)) for node in trace.ops}
     later = steps.steps[steps.captured :] if steps is not None and steps.captured is not None else ()
     for step in later:
-        if fed := step.difference.fed if step.difference is not None else ():
+        found = step.difference.fed if step.difference is not None else ()
+        if fed := [one for one, reader in found if (str(reader.func), str(reader.source or "")) in there]:
             ops = dict.fromkeys(f"{one.func}{where(one.source)}" for one in fed)
             lines = " and ".join(list(ops)[:MOST_LINES])
             others = f" and {counted(len(ops) - MOST_LINES, 'more op')}" if len(ops) > MOST_LINES else ""
@@ -345,12 +348,14 @@ def _check_varying(
 
 
 def _check_made(one: Varying, joint: CapturedProgram, update: CapturedProgram) -> None:
-    """Raises `ExportError` for a tensor that Python makes of other numbers in each step, and that is no input of the step with
-    a name: it would stay as it was. Of larger ones that the update alone reads `_check_left` tells."""
+    """Raises `ExportError` for a number that Python makes a tensor of, another one in each step, and that is no input of the
+    step with a name: it would stay as it was. A larger tensor may be passed as one without a name, and of those that the
+    update alone reads `_check_left` tells."""
     given = dict(zip((i.name for i in joint.trace.inputs), joint.example_inputs, strict=False))
-    unnamed = [i.name for i in joint.trace.inputs if i.kind == "input" and is_unnamed(i.name)]
-    are_held = any(_has(given[name], one.here) for name in unnamed)
-    late = {i.name for i in update.trace.inputs if i.kind == "input"} - given.keys()
+    here = {name for name, line in joint.made.items() if line == str(one.source or "")}
+    unnamed = [i.name for i in joint.trace.inputs if i.kind == "input" and is_unnamed(i.name) and i.name in here]
+    are_held = any(not given[name].dim() and _has(given[name], one.here) for name in unnamed)
+    late = {i.name for i in update.trace.inputs if i.kind == "input" and i.name in here} - given.keys()
     behind = [tensor for name, tensor in update.from_outside().items() if name in late and tensor.numel() == 1]
     if are_held or any(_has(tensor, one.here) for tensor in behind):
         todo = NAMED if are_held else MADE_BEHIND

@@ -488,14 +488,22 @@ def evaluation(rounds: int, is_bound: bool = False) -> tracefuse.Capture:
     batches = [(torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(rounds)]
 
     @torch.no_grad()
-    def evaluate() -> object:
-        right, x = 0.0, None
+    def evaluate() -> float:
+        right = 0.0
         for x, y in batches:
             x = x * 2
             right += (model(x).argmax(-1) == y).sum().item()
-        return x if is_bound else None
+        return right
 
-    return tracefuse.capture(evaluate)
+    if not is_bound:
+        return tracefuse.capture(evaluate)
+    with tracefuse.capture() as c, torch.no_grad():
+        right = 0.0
+        for x, y in batches:
+            x = x * 2
+            right += (model(x).argmax(-1) == y).sum().item()
+    assert x is not None
+    return c
 
 
 @pytest.mark.parametrize("is_bound", [False, True])
@@ -535,3 +543,16 @@ def test_a_loss_that_a_step_logs_stays_as_it_was() -> None:
 
     capture = tracefuse.capture(run)
     assert "gt" not in {n.target.overloadpacket.__name__ for n in capture.trace.ops}
+
+
+def test_what_is_computed_beside_a_number_that_is_read_stays_a_result() -> None:
+    model, x = nn.Linear(4, 4), torch.randn(6, 4)
+    with tracefuse.capture() as c, torch.no_grad():
+        out = model(x)
+        peak = out.abs().max().item()
+        likely = out.softmax(-1)
+    assert {"out", "likely"} <= {one.of for one in c.trace.outputs}
+    assert "loss" not in {one.of for one in c.trace.outputs}
+    assert peak > 0
+    assert c.optimize().check()
+    del likely

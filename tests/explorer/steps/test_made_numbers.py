@@ -89,11 +89,13 @@ def seen(step: Step, all_: Training) -> tracefuse.Capture:
     return c
 
 
-@pytest.mark.parametrize("step", [in_the_loss, as_a_tensor_of_the_same_kind, as_labels])
+@pytest.mark.parametrize("step", [in_the_loss, as_a_tensor_of_the_same_kind])
 def test_one_without_a_name_is_refused_with_the_remedy(step: Step) -> None:
     c = seen(step, Training())
     assert "torch.tensor" in {one.op for one in c.varying}
-    with pytest.raises(ExportError, match=r"^data of torch.tensor \(.*make it in the loop, in a line of its own"):
+    with pytest.raises(
+        ExportError, match=r"^data of torch.tensor \(.*make it in the loop, in a line that does nothing else"
+    ):
         c.optimize().compile()
 
 
@@ -101,6 +103,29 @@ def test_one_without_a_name_is_refused_with_the_remedy(step: Step) -> None:
 def test_one_that_the_update_alone_reads_is_refused(step: Step) -> None:
     with pytest.raises(ExportError, match=r"^data of torch.tensor \(.*call it yourself behind the compiled step\.$"):
         seen(step, Training()).optimize().compile()
+
+
+def test_of_a_larger_one_without_a_name_the_step_takes_another() -> None:
+    eager, compiled = Training(), Training()
+    run = seen(as_labels, compiled).optimize().compile()
+    for k, x in enumerate(data(), 1):
+        eager.opt.zero_grad()
+        as_labels(eager, x, k)
+        if k > SHOWN + 1:
+            run(x, torch.tensor([(k + at) % 2 for at in range(5)]))
+    torch.testing.assert_close(compiled.net.weight, eager.net.weight)
+
+
+def test_one_that_is_only_logged_is_no_other_of_the_same_number() -> None:
+    def step(all_: Training, x: Tensor, k: int) -> None:
+        scaled(all_.net(x), torch.tensor(3)).backward()
+        all_.opt.step()
+        all_.seen = torch.tensor(k)  # type: ignore[attr-defined]
+
+    c = seen(step, all_ := Training())
+    assert {(one.here, one.there) for one in c.varying} == {(3, 4)}
+    c.optimize().compile()
+    del all_
 
 
 def test_one_with_a_name_is_an_input() -> None:
