@@ -67,3 +67,26 @@ def test_modules_that_run_the_same_in_either_mode_are_not() -> None:
     model.eval()
     assert told(step) == []
     assert opt.state_dict()
+
+
+class DropsAlone(Model):
+    """Its dropout runs in a validation alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self[3](self[0](x) if self.training else self[1](self[0](x)))
+
+
+def test_a_module_that_only_a_validation_runs_is_none_of_the_steps() -> None:
+    model = DropsAlone()
+    opt = optim.SGD([*model[0].parameters(), *model[3].parameters()], lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for x in torch.randn(5, 8, 4):
+            model.eval()
+            with torch.no_grad():
+                model(x)
+            model.train()
+            loss = model(x).square().mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    assert told(c.optimize().compile()) == []

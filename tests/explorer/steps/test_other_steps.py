@@ -118,3 +118,24 @@ def test_a_last_batch_that_is_smaller_is_no_such_size() -> None:
 
     assert compiled(nn.Linear(4, 4), cut_before) == []
     assert compiled(nn.Linear(4, 4), smaller) == []
+
+
+def test_data_that_are_shuffled_for_each_epoch_are_data() -> None:
+    """The shuffling runs in some steps alone, and is no part of any."""
+    model, (x_all, y_all) = nn.Linear(4, 4), torch.randn(2, 24, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with tracefuse.capture_step(n=3) as c:
+        for _ in range(2):
+            order = torch.randperm(len(x_all))
+            x_all, y_all = x_all[order], y_all[order]
+            for at in range(0, 24, 6):
+                x, y = x_all[at : at + 6], y_all[at : at + 6]
+                loss = F.mse_loss(model(x), y)
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        step = c.optimize().compile()
+    assert not [one for one in told if "ran other ops" in str(one.message)]
+    assert step.inputs == ("x", "y")

@@ -982,3 +982,31 @@ def test_two_optimizers_of_one_parameter_have_a_rate_each(
         run(x)
     for one, other in zip(ours[0].parameters(), eager[0].parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=NEAR, atol=NEAR)
+
+
+def test_a_rate_that_a_hook_sets_before_the_step_is_that_of_its_optimizer() -> None:
+    def made() -> tuple[nn.Module, optim.Optimizer]:
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2).double()
+        opt, count = optim.SGD(net.parameters(), lr=0.1, fused=True), iter(range(1, 100))
+
+        def warm(opt: optim.Optimizer, *_: Any) -> None:
+            opt.param_groups[0]["lr"] = 0.1 / (1 + next(count))
+
+        opt.register_step_pre_hook(warm)
+        return net, opt
+
+    net, opt = made()
+    with tracefuse.capture_step(n=3) as c:
+        for x in torch.randn(5, 5, 4, dtype=torch.float64):
+            net(x).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+    step = c.optimize().compile()
+    opt.param_groups[0]["lr"] = 0.5
+    eager = copy.deepcopy(net)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    eager(x).square().mean().backward()
+    step(x)
+    for mine, its in zip(net.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine, its - 0.5 * its.grad, rtol=NEAR, atol=NEAR)  # type: ignore[operator]
