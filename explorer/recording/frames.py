@@ -248,6 +248,13 @@ def _is_pythons(file: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
+def owns_a_loop(file: str) -> bool:
+    """Whether the file is of a library that trains in a loop of its own: its lines are nobody's, but its variables hold the
+    batches."""
+    return file.startswith(_OWN_LOOPS)
+
+
+@functools.lru_cache(maxsize=4096)
 def is_torchs_or_ours(file: str) -> bool:
     return file.startswith((*_LIBRARIES, *_OURS, "<frozen", "<string>"))
 

@@ -30,7 +30,7 @@ from torch.utils._pytree import MappingKey, tree_flatten_with_path
 
 from tracefuse.lines.bound import place_of, taken, through_numpy
 from tracefuse.optimizers.origins import Source
-from tracefuse.recording.frames import is_torchs_or_ours, source_of
+from tracefuse.recording.frames import is_torchs_or_ours, owns_a_loop, source_of
 from tracefuse.recording.memories import WeakMap
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ class Bindings(Generic[V]):
         while frame is not None:
             if frame.f_code is nn.Module._call_impl.__code__:
                 outside.clear()  # what ran so far ran inside of the model
-            elif not is_torchs_or_ours(frame.f_code.co_filename):
+            elif _has_names(frame.f_code.co_filename):
                 outside.append(frame.f_code)
             frame = frame.f_back
         self._calling.update(outside)
@@ -261,9 +261,14 @@ class Bindings(Generic[V]):
 def user_frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if not is_torchs_or_ours(frame.f_code.co_filename):
+        if _has_names(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
+
+
+def _has_names(file: str) -> bool:
+    """Whether the variables of functions in that file may name what the program reads."""
+    return owns_a_loop(file) or not is_torchs_or_ours(file)
 
 
 def _numbered(frames: Iterator[FrameType]) -> Iterator[tuple[int, FrameType]]:

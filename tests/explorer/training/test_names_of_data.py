@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 import tracefuse
+from tracefuse.recording import frames
 
 
 class Model(nn.Module):
@@ -376,3 +377,62 @@ def test_the_keys_of_the_loops_own_batch_tell_the_order_where_a_function_takes_o
         for batch in batches:
             step_of(batch)
     assert c.optimize().compile().inputs == ("labels", "features")
+
+
+TRAINER = """
+import torch.nn.functional as F
+
+
+class Trainer:
+    def __init__(self, model, opt, batches):
+        self.model, self.opt, self.batches = model, opt, batches
+
+    def train(self):
+        for inputs in self.batches:
+            self.training_step(inputs)
+
+    def training_step(self, inputs):
+        inputs = {key: one.to("cpu") for key, one in inputs.items()}
+        self.opt.zero_grad()
+        self.loss_of(inputs).backward()
+        self.opt.step()
+
+    def loss_of(self, inputs):
+        wanted = inputs.pop("labels")
+        out = self.model(**inputs)
+        return F.mse_loss(out, 0.9 * wanted + 0.1)
+"""
+
+
+def test_batches_of_a_library_that_owns_the_loop_have_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of transformers' Trainer with label smoothing."""
+    file = tmp_path / "trainer.py"
+    file.write_text(TRAINER)
+    for name in ("_OWN_LOOPS", "_LIBRARIES"):
+        monkeypatch.setattr(frames, name, (*getattr(frames, name), str(file)))
+    for cached in (frames.owns_a_loop, frames.is_torchs_or_ours):
+        cached.cache_clear()
+    spec = importlib.util.spec_from_file_location("trainer_of_a_library", file)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(library := importlib.util.module_from_spec(spec))
+    model = Named()
+    opt = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    batches = [{"features": torch.randn(3, 4), "labels": torch.randn(3, 4)} for _ in range(6)]
+    with tracefuse.capture_step(n=3) as c:
+        library.Trainer(model, opt, batches[:5]).train()
+    step = c.optimize().compile()
+    assert step.inputs == ("features", "labels")
+    expected = F.mse_loss(model(batches[5]["features"]), 0.9 * batches[5]["labels"] + 0.1).detach()
+    torch.testing.assert_close(step(**batches[5]).detach(), expected)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.layer(features)
