@@ -54,8 +54,8 @@ class Input:
 
     `name` is the placeholder's name, `source` what the user calls it ("h.0.attn.weight"; for a cotangent, the result it
     belongs to), `trainable` whether a gradient was asked for, and `root` what the source begins with where the program has
-    several outermost modules ("G" of "G.net.0.weight"). `bound` tells where the program binds it: numbers,
-    of which those that begin with the same one are the smaller the earlier that is.
+    several outermost modules ("G" of "G.net.0.weight"). `bound` tells where the program binds it, and not
+    what it is: numbers, of which those that begin with the same one are the smaller the earlier that is.
 
     Of an update, a `gradient` is what the backward left of the parameter `source`, a `result` another value of the step, a
     `state` ("exp_avg of 0.weight") and a `hyperparameter` ("opt.param_groups[0]['lr']") what the optimizer keeps. What a
@@ -67,7 +67,7 @@ class Input:
     source: str
     trainable: bool = False
     root: str = ""
-    bound: tuple[int, ...] = ()
+    bound: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def called(self) -> tuple[str, ...]:
