@@ -3,7 +3,7 @@
 `torch.backends.cudnn.benchmark` lets cuDNN time its algorithms where a convolution first runs. torch keeps one for each
 convolution of a process by shapes, strides, dtype, alignment of the addresses, and what was allowed: TF32, and whether it must
 be `deterministic`. So that a guess is not found which eager PyTorch has left there, the search is among the deterministic
-ones, which on an H200 are as fast; and the same bits come out each time. A convolution that a CUDA graph records first, as
+ones; and the same bits come out each time. A convolution that a CUDA graph records first, as
 of an address of other alignment, is guessed: a search waits for the GPU, which a recording does not allow.
 
 Private names: `torch._C._set_cudnn_benchmark` and its like, which `torch.backends.cudnn` sets its flags with. Those raise once

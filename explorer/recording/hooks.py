@@ -5,6 +5,7 @@ that are resized or copied into.
 Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`. Of global
 hooks of modules: `_global_forward_hooks_with_kwargs`. Of what is compiled: `nn.Module._compiled_call_impl`, `_orig_mod`, and
 the frame `compile_wrapper`, which calls `fn`. Of kernels: `torch.cuda.jiterator._JittedFunction`, and `kernel_name`.
+Of dropouts their class `_DropoutNd`, seen on 2.13 and 2.14.
 """
 
 from __future__ import annotations

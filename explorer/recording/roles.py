@@ -99,7 +99,7 @@ def roles_of(
     if not results:
         results = {v: name for v, name in bound.items() if v not in recording.externals}
     if not recording.roots and not given_back:
-        results |= {value: READ for value in read_last(recording) if value not in results}
+        results |= {value: READ for value in _read_last(recording) if value not in results}
     if not results:
         results = _unread(recording)
     gradients, made_here = _gradients(recorder, variables, gradient_of)
@@ -315,7 +315,7 @@ def _returned_values(
     return found
 
 
-def read_last(recording: Recording) -> list[Value]:
+def _read_last(recording: Recording) -> list[Value]:
     """Of each line the number that the host read there last (`.item()`), of those that the program computed: what an
     evaluation leaves. What is true or false only decides what runs."""
     found: dict[Any, Value] = {}

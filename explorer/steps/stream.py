@@ -73,7 +73,7 @@ def noted_op(
     facts = facts_of(func)
     of, args = (facts.func, args) if facts.becomes is None else facts.becomes(*args)
     given = {key: one for key, one in kwargs.items() if key != "generator"} if kwargs else {}
-    numbers = numbers_of(args[0]) if of is MAKES else None
+    numbers = numbers_in(args[0]) if of is MAKES else None
     return StepOp(of, map_tensors(_shape, args), map_tensors(_shape, given), source, is_change, read, numbers=numbers)
 
 
@@ -87,12 +87,12 @@ def noted_call(call: Call, outside: Mapping[Value, torch.Tensor] | None = None) 
     read = [value.memory for value in call.reads()]
     made = {value.memory for value in call.out_values()}.difference(read) | {value.memory for value in call.writes()}
     of_python = outside.get(call.args[0]) if call.func is MAKES else None
-    numbers = None if of_python is None else numbers_of(of_python)
+    numbers = None if of_python is None else numbers_in(of_python)
     places = call.origin.source, is_change, tuple(read), made
     return StepOp(call.func, _of_values(call.args), _of_values(given), *places, numbers)
 
 
-def numbers_of(made: torch.Tensor) -> Any:
+def numbers_in(made: torch.Tensor) -> Any:
     """The number of a tensor on the CPU, or the list of all; None of a larger one."""
     is_read = type(made) is torch.Tensor and made.device.type == "cpu" and made.numel() <= MOST_NUMBERS
     if not is_read or made.layout is not torch.strided:

@@ -26,7 +26,7 @@ from tracefuse.optimizers.trace import Trace, line_of, origin
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.roles import OLD_GRADIENT
 from tracefuse.steps.steps import Steps
-from tracefuse.steps.stream import numbers_of
+from tracefuse.steps.stream import numbers_in
 from tracefuse.steps.varying import MADE, Varying
 from tracefuse.text import counted
 from tracefuse.training.batches import is_picking
@@ -364,7 +364,7 @@ def _check_made(one: Varying, joint: CapturedProgram, update: CapturedProgram) -
 
 def _has(tensor: torch.Tensor, numbers: object) -> bool:
     """Whether the tensor is of these numbers. Not-a-numbers are alike."""
-    return repr(numbers_of(tensor)) == repr(numbers)
+    return repr(numbers_in(tensor)) == repr(numbers)
 
 
 def _is_of_library(source: Source | None, steps: Sequence[Stepped]) -> bool:

@@ -200,7 +200,9 @@ def test_on_a_gpu_what_eager_has_guessed_is_not_kept() -> None:
     with cudnn.flags(enabled=True, allow_tf32=True):
         guessed = least_ms(aten.convolution_backward.default)
         searched = least_ms(runtime.searched_convolution_backward)
-    assert searched < guessed / 2 or guessed < 2, (guessed, searched)
+    if guessed < 2:
+        pytest.skip(f"cuDNN guesses a good algorithm here: {guessed:.3g} ms")
+    assert searched < guessed / 2, (guessed, searched)
 
 
 @pytest.mark.gpu
