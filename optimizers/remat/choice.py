@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import fx
@@ -21,6 +21,8 @@ from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.pins import Pin, resolve_pins
 
 Values = frozenset[fx.Node]
+BYTES_ALONE = {"producer_input_weight": 1.0, "unmaterialised_factor": 1.0, "distance_base": 1.0}
+"""The factors with which a value weighs its bytes."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Choice:
     """What the forward keeps (`kept`, no inputs) and what the backward computes itself (`again`, views included).
 
     `weights` are what keeping a value costs, `prices` what computing it again does, in the same unit. `rate` is what a second
-    of recomputing is worth in bytes, None where no memory budget decided. `nbytes` are those of the storages kept.
+    of recomputing is worth in bytes, None where no memory budget decided. `nbytes` are those of the storages kept; `weighed`
+    are those that the factors would have kept, where they have no say because that is more than the program keeps as it is.
     """
 
     kept: Values
@@ -39,9 +42,20 @@ class Choice:
     banned: dict[fx.Node, str]
     nbytes: int
     rate: float | None = None
+    weighed: int | None = None
 
 
 def choose(forward: Forward, options: RematOptions) -> Choice:
+    """The cheapest cut under `options`. Where it keeps more than the forward does as it is, and nothing is pinned, the one
+    that is cheapest by bytes alone, which does not."""
+    found = cheapest(forward, options)
+    if found.pins or found.nbytes <= forward.saved:
+        return found
+    by_bytes = cheapest(forward, replace(options, **BYTES_ALONE))
+    return replace(by_bytes, weighed=found.nbytes)
+
+
+def cheapest(forward: Forward, options: RematOptions) -> Choice:
     """The cheapest cut under `options`, whatever its bytes; solved again, with more values banned, while chains are too
     long."""
     pins = resolve_pins(forward, options.save, options.recompute)

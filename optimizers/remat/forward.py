@@ -83,14 +83,15 @@ class Forward:
     """The forward of a joint trace. All facts are computed once.
 
     `nodes`: its inputs and ops in order, `index` their positions; `read`: the nodes that the backward reads or returns
-    as gradients; `results`: those returned by the forward; `gradients`: all that are returned as gradients; `fused`: the
-    forward's views, and its ops that a generated kernel can hold (what the pass fuse accepts); `distance`: ops from a
-    value to its first reader in the backward (1: read there), views not counted, infinite where nothing behind it is read;
-    `in_memory`: values that are stored whether saved or not; `read_from_memory`: values that the backward reads outside of
-    kernels that could also compute them, each with the name of such a reader; `stale`: inputs that the forward overwrites,
-    and their views; `checkpointed`: values that the program drops, each with the backward op by which it computes it again;
-    `tied`: normalizers, each with the ops that are not recomputed without it (`tied_ops`); `compared`: what a comparison would
-    set beside a result that another rounding gave (`compared_values`).
+    as gradients; `saved`: the bytes that are kept for it if nothing is computed again; `results`: those returned by the
+    forward; `gradients`: all that are returned as gradients; `fused`: the forward's views, and its ops that a generated kernel
+    can hold (what the pass fuse accepts); `distance`: ops from a value to its first reader in the backward (1: read there),
+    views not counted, infinite where nothing behind it is read; `in_memory`: values that are stored whether saved or not;
+    `read_from_memory`: values that the backward reads outside of kernels that could also compute them, each with the name of
+    such a reader; `stale`: inputs that the forward overwrites, and their views; `checkpointed`: values that the program drops,
+    each with the backward op by which it computes it again; `tied`: normalizers, each with the ops that are not recomputed
+    without it (`tied_ops`); `compared`: what a comparison would set beside a result that another rounding gave
+    (`compared_values`).
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -108,6 +109,7 @@ class Forward:
                 self._readers[operand].append(node)
         late = {operand for node in ops if node not in self.index for operand in read_by(node)}
         self.read = {n for n in self.nodes if n in late or n in self.gradients}
+        self.saved = saved_bytes(trace)
         self.checkpointed = dropped(trace, self.read)
         self.fused = self._fused()
         self.tied = tied_ops(self.nodes, self.fused)

@@ -23,7 +23,7 @@ def explain(forward: Forward, choice: Choice, peaks: Peaks) -> list[Decision]:
     """One decision for each value that is saved, and for each that the backward reads and recomputes."""
     wanted = {behind_views(n) for n in forward.read} | choice.kept
     told: set[fx.Node] = set()
-    decisions = []
+    decisions = _overruled(forward, choice)
     for node in forward.nodes:
         if node in choice.kept:
             decisions.append(Decision(node.name, "save", _why_kept(node, choice, peaks), stored_bytes(node)))
@@ -33,6 +33,15 @@ def explain(forward: Forward, choice: Choice, peaks: Peaks) -> list[Decision]:
         elif node in forward.checkpointed and not is_several(node) and node not in choice.again:
             decisions.append(Decision(node.name, "drop", _checkpointed(forward, node), stored_bytes(node)))
     return decisions
+
+
+def _overruled(forward: Forward, choice: Choice) -> list[Decision]:
+    """What is said where bytes alone decided."""
+    if choice.weighed is None:
+        return []
+    by_factors, as_it_is = human_bytes(choice.weighed), human_bytes(forward.saved)
+    reason = f"by the pass's factors the forward would keep {by_factors}, as it is {as_it_is}: so bytes alone decide"
+    return [Decision("producer_input_weight", "overrule", reason)]
 
 
 def _checkpointed(forward: Forward, node: fx.Node) -> str:
