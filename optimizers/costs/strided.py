@@ -29,6 +29,8 @@ UNHIDDEN = 0.6
 """The share of memory's time that is not hidden behind that."""
 SECTOR = 32
 """Bytes that a GPU loads at least."""
+MUCH_LONGER = 1.5
+"""Times as long as memory: the figures above are off by less."""
 
 
 def kernel_bytes(operands: Sequence[torch.Tensor], result: torch.Tensor) -> float:
@@ -38,6 +40,14 @@ def kernel_bytes(operands: Sequence[torch.Tensor], result: torch.Tensor) -> floa
         return touched
     loaded = sum(_loaded(operand, result) for operand in operands) + touched_bytes(result)
     return max(touched, ELEMENT_BYTES * result.numel() + UNHIDDEN * loaded)
+
+
+def is_by_element(operands: Sequence[torch.Tensor], result: torch.Tensor) -> bool:
+    """Whether computing offsets takes much longer than memory, although all operands are read along memory or broadcast: a
+    kernel that knows their strides takes no longer than memory then."""
+    touched = sum(map(touched_bytes, operands)) + touched_bytes(result)
+    is_along = all(_loaded(operand, result) == touched_bytes(operand) for operand in operands)
+    return is_along and kernel_bytes(operands, result) >= MUCH_LONGER * touched
 
 
 def _lies_like(operand: torch.Tensor, result: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracefuse.optimizers.costs.strided import is_by_element
 from tracefuse.optimizers.facts import (
     devices,
     is_dense,
@@ -68,8 +69,8 @@ FILL_THEN_COPY = {aten.slice_backward.default, aten.select_backward.default, ate
 LEAST_CAST = 32 << 20
 """Bytes of float32 from which on a cast is worth a kernel of its own."""
 
-LEAST_TURNED = 1 << 20
-"""Bytes of images from which on a copy to another order is worth a kernel of its own."""
+LEAST_OFFSETS = 1 << 20
+"""Bytes from which on an op for which ATen computes offsets is worth a kernel of its own."""
 
 MANY_PARTS = 8
 """From so many on the parts of a value, as those of the steps of a loop, share kernels."""
@@ -132,7 +133,10 @@ def slow_in_aten(node: fx.Node) -> str | None:
     if _is_wide_cast(node):
         # `tests/bench/fusions/embeddings.py` has such a cast alone, and with an addition, beside what memory takes.
         return f"ATen's own cast to {SHORT_DTYPE[val(node).dtype]} takes twice as long as memory"
-    if turns_images(node) and nbytes(node) >= LEAST_TURNED:
+    if nbytes(node) >= LEAST_OFFSETS and _is_by_element(node):
+        # Of the models of `tests/bench/fusions/trained.py`: the logits of a head that `pad` widened, keys that heads share.
+        return "ATen's own kernel computes an offset for each element, since not all lie alike"
+    if turns_images(node) and nbytes(node) >= LEAST_OFFSETS:
         # ATen's copy computes two offsets for each element, and reads or writes one side word by word.
         return "ATen's own copy of images to the other order does not keep up with memory"
     if node.target in WINDOW_OPS - NEAREST:
@@ -156,6 +160,13 @@ def turns_images(node: fx.Node) -> bool:
     return (lies_channels_last(before) and after.is_contiguous()) or (
         before.is_contiguous() and lies_channels_last(after)
     )
+
+
+def _is_by_element(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or not (node.target in POINTWISE or node.target in COPIES):
+        return False
+    result = val(node)
+    return isinstance(result, torch.Tensor) and is_by_element([val(one) for one in node.all_input_nodes], result)
 
 
 def _is_slow_gelu(node: fx.Node) -> bool:

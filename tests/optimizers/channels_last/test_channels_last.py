@@ -24,7 +24,7 @@ from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.decompose import Decompose
 from tracefuse.optimizers.facts import lies_channels_last
 from tracefuse.optimizers.fuse import Fuse
-from tracefuse.optimizers.kernels.fusible import LEAST_TURNED
+from tracefuse.optimizers.kernels.fusible import LEAST_OFFSETS
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.passes import PassRecord, final, run_pipeline
@@ -306,7 +306,7 @@ def test_a_step_with_kernels_beside_all_borders() -> None:
 def test_a_copy_to_the_other_order_is_a_kernel_of_its_own_beside_sums() -> None:
     """Down columns in one order, the other would be read word by word."""
     side = 64
-    x = torch.randn(LEAST_TURNED // (16 * side * side * 4), 16, side, side)
+    x = torch.randn(LEAST_OFFSETS // (16 * side * side * 4), 16, side, side)
     capture = tracefuse.capture(lambda: (x * 2).clone(memory_format=torch.channels_last).sum((0, 2, 3)))
     (record,) = run_pipeline(capture.trace, [Fuse()])
     targets = [[op.target for op in n.target.body.ops] for n in record.after.ops if isinstance(n.target, Kernel)]
