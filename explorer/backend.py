@@ -41,13 +41,14 @@ from tracefuse.config.configuration import Config, option_names, unknown_option
 from tracefuse.dynamo.data_dependent import DATA_DEPENDENT, dynamo_may_break, why_data_dependent
 from tracefuse.dynamo.differentiable import Places, places_of
 from tracefuse.dynamo.eager_operators import operators_as_eager_runs_them
+from tracefuse.dynamo.graph_ends import tell_end
 from tracefuse.dynamo.graphed_halves import GraphedHalves
 from tracefuse.dynamo.half_graphs import Boxed, as_graphs, boxed, runnable, with_objects
 from tracefuse.dynamo.halves import Halves, shown, watching
 from tracefuse.dynamo.joint import inputs_of, joint_trace
 from tracefuse.dynamo.joint_refusals import GraphInput
 from tracefuse.dynamo.left_to_python import watch
-from tracefuse.dynamo.masks import with_wheres
+from tracefuse.dynamo.masks import with_plain_masks
 from tracefuse.dynamo.other_sizes import OtherSizes, symbols_of
 from tracefuse.dynamo.patterns import NO_COLLECTIVES, OVERLAP, Patterns, patterns_of, unmatched
 from tracefuse.dynamo.sizes import BySize, Compile, counts, floats, varying_sizes
@@ -106,6 +107,7 @@ def tracefuse(
     if not isinstance(cuda_graph, bool):
         raise OptionError(f"cuda_graph={cuda_graph!r}: take True or False")
     config, patterns = Config.of(**chosen), patterns_of(options)
+    tell_end(module)
 
     def compiled(
         graph: fx.GraphModule, examples: Sequence[Any], is_first: bool = True, may_break: bool = False
@@ -171,7 +173,7 @@ def _run_of(module: fx.GraphModule, compiling: _Compiling, may_break: bool) -> C
     )
     try:
         with operators_as_eager_runs_them(), compiling.waiting:
-            called = run(with_wheres(module), compiling.examples)
+            called = run(with_plain_masks(module), compiling.examples)
     except (*OUT_OF_MEMORY, OptionError, TorchDynamoException):  # the last is how Dynamo begins anew
         raise
     except DATA_DEPENDENT as reason:

@@ -1,12 +1,19 @@
-"""`x[mask] = value` in dynamo's graph as one `where`, where a gradient of `value` is asked for.
+"""Masks in dynamo's graph: rows written at one as one `where`, and attention without one that is known.
 
     x[mask] = value            x: [batch, length, width], mask: [batch, length], value: [width]
-    x.copy_(where(mask[..., None], value, x))
+    x.copy_(where(mask[..., None], value, x))          where a gradient of `value` is asked for
 
 The backward of the first takes the gradient at the elements of `mask`, as many as there are, and no graph holds what depends
 on data: torch ends it at that line. The second says the same wherever one row of `value` goes to all of them; its gradient is
 the sum over all rows, of which the others are zeros. A `value` with a row for each element stays as it is:
 `tracefuse.dynamo.data_dependent`.
+
+    scaled_dot_product_attention(q, k, v, arange(n)[:, None] >= 0)
+    scaled_dot_product_attention(q, k, v)              and `is_causal=True` for arange(n)[:, None] >= arange(n)
+
+In Python a library leaves out a mask that lets everything pass; what it makes for torch.compile, which cannot look at data, it
+makes of constants. Expanded along the keys, such a mask has no fused kernel: attention became two matmuls and a softmax over
+scores in float32. So what depends on constants alone is computed here, once.
 
 Private: `_dynamo_source` of a placeholder, seen on torch 2.11, 2.13 and 2.15.
 """
@@ -18,11 +25,34 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tracefuse.optimizers.ops import reached
 
 
-def with_wheres(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph in which such lines are `where`s; `module` itself where there are none."""
-    if not any(map(_is_one_row_at_mask, module.graph.nodes)):
+MOST_NBYTES = 2**24
+"""Of a mask that is looked at: more takes longer to compute than it is worth while a graph compiles."""
+_ASSIGNING = {"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor"}
+ATTENTION = F.scaled_dot_product_attention
+_FIRST = "attn_mask", "dropout_p", "is_causal"
+"""What attention takes behind query, key and value, in order."""
+_MADE = {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor}
+_METHODS = {
+    "expand", "unsqueeze", "view", "reshape", "to", "bool", "contiguous", "logical_not", "logical_and", "logical_or", "tril",
+    "triu", "transpose", "masked_fill", "ge", "gt", "le", "lt", "eq", "ne",
+}  # fmt: skip
+_FUNCTIONS = {
+    operator.add, operator.sub, operator.mul, operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne,
+    operator.and_, operator.or_, operator.invert, operator.getitem, torch.where, torch.tril, torch.triu, torch.logical_not,
+    torch.logical_and, torch.logical_or,
+}  # fmt: skip
+
+
+def with_plain_masks(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph in which such lines are `where`s and attention has no such masks; `module` itself where there are none."""
+    causal = {node: found for node in module.graph.nodes if (found := _instead_of_mask(node)) is not None}
+    if not causal and not any(map(_is_one_row_at_mask, module.graph.nodes)):
         return module
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in module.graph.nodes:
@@ -30,6 +60,10 @@ def with_wheres(module: fx.GraphModule) -> fx.GraphModule:
             _write_where(graph, node, *(new[one] for one in node.args))
         else:
             new[node] = graph.node_copy(node, new.__getitem__)
+            if node in causal:
+                given = dict(zip(_FIRST, new[node].args[3:], strict=False))
+                new[node].args = new[node].args[:3]
+                new[node].kwargs = {**given, **new[node].kwargs, "attn_mask": None, "is_causal": causal[node]}
             if hasattr(node, "_dynamo_source"):
                 new[node]._dynamo_source = node._dynamo_source
     made = fx.GraphModule(module, graph)
@@ -66,3 +100,61 @@ def _is_one_row(value: Tensor, row: int, most: int) -> bool:
     """Whether a value has at most `row` dimensions but for sizes of 1 in front, and at most `most` with them."""
     before: list[Any] = list(value.shape[: max(0, value.dim() - row)])
     return value.dim() <= most and all(isinstance(size, int) and size == 1 for size in before)
+
+
+def _instead_of_mask(node: fx.Node) -> bool | None:
+    """What attention's `is_causal` becomes if its mask is known and is no mask, or the causal one; None where it stays."""
+    if node.op != "call_function" or node.target is not ATTENTION:
+        return None
+    mask = dict(zip(_FIRST, node.args[3:], strict=False)).get("attn_mask", node.kwargs.get("attn_mask"))
+    value = _value_of(mask) if isinstance(mask, fx.Node) else None
+    if value is None:
+        return None
+    passes = value if value.dtype == torch.bool else value == 0
+    if bool(passes.all()):
+        return False
+    is_mask = value.dtype == torch.bool or bool((passes | (value == -torch.inf)).all())
+    is_square = value.dim() >= 2 and value.shape[-1] == value.shape[-2]
+    return True if is_mask and is_square and torch.equal(passes, torch.ones_like(passes).tril()) else None
+
+
+def _value_of(mask: fx.Node) -> Tensor | None:
+    """A mask made of constants, on the CPU, once where batches and heads share it; None where it depends on anything else,
+    is written to, or is large."""
+    behind = set(reached([mask], lambda node: node.all_input_nodes))
+    if not all(map(_is_of_constants, behind)) or _is_written(behind):
+        return None
+    values: dict[fx.Node, Any] = {}
+    with _disable_current_modes():
+        for node in mask.graph.nodes:
+            if node in behind:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                kwargs = {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs
+                call = getattr(Tensor, node.target) if node.op == "call_method" else node.target
+                values[node] = call(*args, **kwargs)
+                if isinstance(values[node], Tensor) and values[node].untyped_storage().nbytes() > MOST_NBYTES:
+                    return None
+        value = values[mask]
+        for dim in range(value.dim() - 2):
+            value = value.narrow(dim, 0, 1) if value.stride(dim) == 0 else value
+    return value if value.numel() <= MOST_NBYTES else None
+
+
+def _is_of_constants(node: fx.Node) -> bool:
+    """Whether what the op yields follows from its arguments alone, of which none names a device by its place."""
+    known = node.target in (_MADE | _FUNCTIONS) if node.op == "call_function" else node.target in _METHODS
+    is_moved = any(isinstance(one, (torch.device, str)) for one in node.args)
+    return node.op in ("call_function", "call_method") and known and not is_moved
+
+
+def _is_written(values: set[fx.Node]) -> bool:
+    """Whether an op writes to one of the values, or to a view of one."""
+    made = reached(values, lambda node: [user for user in node.users if _is_of_constants(user)])
+    return any(map(_writes, {user for node in made for user in node.users}))
+
+
+def _writes(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    is_assigning = getattr(node.target, "__module__", "") == "_operator" and name in _ASSIGNING
+    return is_in_place or is_assigning or "out" in node.kwargs

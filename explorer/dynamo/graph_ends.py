@@ -1,0 +1,49 @@
+"""What is said where torch.compile ends a graph in the middle of a model: what lies on both sides is optimised apart.
+
+A call that Dynamo cannot trace, such as a library's `logger.warning_once(...)` between the head and the loss of a language
+model, makes two graphs of one: the logits are stored and returned, and no pass sees the layer and its loss together.
+
+Private names, seen on torch 2.11, 2.13 and 2.14: `compile_subgraph_reason` of the module that a backend is given, with
+`graph_break`, `reason` and `user_stack`.
+"""
+
+from __future__ import annotations
+
+from traceback import FrameSummary
+from typing import Any
+
+from torch import fx
+
+from tracefuse.recording.frames import label_of, tell_user
+
+_LOGGING = ("logging.Logger", "Logger method")
+_told: set[tuple[str, int | None]] = set()
+
+
+def tell_end(module: fx.GraphModule) -> None:
+    """Say once of each line that torch.compile ends a graph at it, and what to do about it."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break or not reason.user_stack:
+        return
+    line: FrameSummary = reason.user_stack[-1]
+    if (at := (line.filename, line.lineno)) not in _told:
+        _told.add(at)
+        tell_user(_text(line, reason))
+
+
+def _text(line: FrameSummary, reason: Any) -> str:
+    code = f", {line.line!r}" if line.line else ""
+    why = next((text.strip() for text in reason.reason.splitlines() if text.strip()), "")
+    return (
+        f"torch.compile ends a graph of this model at {label_of(line.filename)}:{line.lineno}{code} ({why}): tracefuse "
+        f"optimises what stands before it and behind it apart, and a loss apart from the layer below. {_remedy(reason)}"
+    )
+
+
+def _remedy(reason: Any) -> str:
+    if any(word in reason.reason for word in _LOGGING):
+        return (
+            "Let Dynamo pass over that call: torch._dynamo.config.ignore_logger_methods.add(<the logger's method>), such as "
+            "logging.Logger.warning_once, before the first step."
+        )
+    return "Take that line out of what is compiled, where you can; TORCH_LOGS=graph_breaks says more of it."
