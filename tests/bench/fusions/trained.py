@@ -49,7 +49,11 @@ def of_class(name: str, **config: Any) -> nn.Module:
 def gpt(small: bool) -> nn.Module:
     sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 32} if small else {}
     drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0 if small else 0.1)
-    return OwnLabels(of_class("GPT2LMHeadModel", use_cache=False, **sizes, **drops))
+    model = of_class("GPT2LMHeadModel", use_cache=False, **sizes, **drops)
+    model.loss_type = (
+        "ForCausalLM"  # else the library warns of it at the first call, which ends the graph before the loss
+    )
+    return OwnLabels(model)
 
 
 def bert(small: bool) -> nn.Module:
