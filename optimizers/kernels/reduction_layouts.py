@@ -136,6 +136,8 @@ rows per step were faster than 128 columns, beside a GELU's backward and beside 
 WHOLE_ROWS = Grain(0, LOOP_BLOCK, 132)
 """Of programs that hold whole rows: one or two for each multiprocessor of an H100 or H200, as many as find memory there for
 their loads (`STAGED_NBYTES`). With more of them the last ones run alone."""
+FEWEST_ELEMENTS = 4096
+"""Elements of a block of few rows. On an H200, sums of 2, 4 and 8 rows took 1.8 to 4.3 times as long over 64 columns."""
 FINISH_COLS, FINISH_PROGRAMS = (8, 32), 96
 """Columns of a program that adds up partial sums: as few as memory hands out at once, until so many programs share the GPU."""
 SHORTEST_BLOCK = 512
@@ -210,13 +212,26 @@ def _step(columns: Geometry, grain: Grain, tuning: Tuning, fewest: int, reads: R
         is_long = n_rows * cols >= LONG_ENOUGH * grain.programs * grain.elements
         elements = grain.elements * (2 if is_long and cols in LARGER_STEPS and not reads.is_gathered else 1)
     else:
-        cols = min(next_power_of_2(fewest), reads.unit or grain.cols)
+        cols = min(next_power_of_2(fewest), reads.unit or _widest(columns, grain))
         # Lines too short for blocks of their own: on an H200 such kernels were faster with half of the elements.
         elements = grain.elements // (2 if columns.is_split and n_cols == 1 else 1)
     rows = max(1, min(tuning.elements(elements) // cols, next_power_of_2(n_rows)))
     # A second step that is half empty takes longer than a block of all rows, where columns alone fill a GPU.
     holds_all = rows < n_rows <= 2 * rows and n_outer * n_cols >= grain.programs * cols
     return (2 * rows if holds_all else rows), cols
+
+
+def _widest(columns: Geometry, grain: Grain) -> int:
+    """The most columns of a block: more than the grain's where a block of all rows would have too little to do."""
+    n_outer, n_rows, n_cols = columns.sizes
+    cols = max(grain.cols, FEWEST_ELEMENTS // next_power_of_2(n_rows))
+    return cols if n_outer * n_cols >= grain.programs * cols else grain.cols
+
+
+def _warps(rows: int, cols: int) -> int:
+    """The warps of a block. Where rows are few, each thread holds all of its columns, and threads lie along columns alone."""
+    is_flat = rows * cols <= FEWEST_ELEMENTS and cols >= 64 * rows
+    return warps_for(2 * cols if is_flat else rows * cols)
 
 
 def _programs(grain: Grain, block: Shape, row_blocks: int, n_cols: int) -> int:
@@ -326,6 +341,6 @@ def _columns(
     return Layout(
         tuple(shape), indices_of(shape, groups), widened(prologue if loop else [*prologue, *row_lines], wide), masks,
         {"row": rows_block, "col": cols_block}, n_outer * chunks * col_steps,
-        tuning.num_warps(warps_for(rows_block * cols_block)), loop=loop, columns=columns, chunks=chunks,
+        tuning.num_warps(_warps(rows_block, cols_block)), loop=loop, columns=columns, chunks=chunks,
         chunk_rows=steps * rows_block, first_row=indices_of(shape, first),
     )  # fmt: skip

@@ -28,6 +28,9 @@ readers. Elsewhere it takes time:
   makes recomputing it faster; it only saves memory, and whether memory is wanted more than time is not for a cut to say but
   for `recompute_materialized`.
 
+Where the factors would keep more than the forward keeps as it is, and nothing is pinned, bytes alone decide (`choose`): with
+adapters the two products that a sum is made of lie in memory anyway, and weigh less than the sum that the program keeps.
+
 Views are never cut: their base is, and the view is taken again. Of several minimum cuts it is the one nearest to the
 forward's start. So with `producer_input_weight=0`, which says that what is in memory is free to keep and all else goes,
 and therefore lifts that ban, everything between two matmuls is recomputed: on a residual chain the sums too, each from all
@@ -70,7 +73,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tracefuse.optimizers.costs.cost import packet_name
-from tracefuse.optimizers.liveness import saved_bytes, saved_values
 from tracefuse.optimizers.passes import Decide, Decision, final, run_pipeline
 from tracefuse.optimizers.remat.between import recompute_between
 from tracefuse.optimizers.remat.budget import Budgeting
@@ -79,7 +81,7 @@ from tracefuse.optimizers.remat.forward import start_of
 from tracefuse.optimizers.remat.options import RematOptions
 from tracefuse.optimizers.remat.reasons import explain
 from tracefuse.optimizers.remat.schedule import expose_products, forget, recompute, restore_products
-from tracefuse.optimizers.trace import Trace, eliminate_dead_code, human_bytes
+from tracefuse.optimizers.trace import Trace, eliminate_dead_code
 
 __all__ = ["Remat"]
 
@@ -109,16 +111,10 @@ class Remat(RematOptions):
             lowered, said = budgeting.meet_peak(self.peak_budget, choice, lambda one: self._outcome(trace, one))
             decisions = budgeting.beside_peak(self.memory_budget, choice, lowered, decisions) + said
             choice = lowered
-        new, is_cut = _cut(trace, choice)
-        if is_cut:
-            decisions += explain(start.forward, choice, self.peaks)
-        else:
-            if budgeting:
-                decisions = budgeting.as_it_was(self.memory_budget, start.saved, decisions)
-            decisions += _left(new, choice)
-        for decision in decisions:
+        new = _cut(trace, choice)
+        for decision in decisions + explain(start.forward, choice, self.peaks):
             decide(decision)
-        is_copy = start.is_given and not (is_cut and (choice.again or start.has_products))
+        is_copy = start.is_given and not (choice.again or start.has_products)
         if self.between_regions and choice.rate is None:  # which is where no budget decided
             is_copied = recompute_between(new, self.producer_input_weight, self.between_chain, decide)
             is_copy = is_copy and not is_copied
@@ -126,28 +122,19 @@ class Remat(RematOptions):
 
     def _outcome(self, trace: Trace, choice: Choice) -> Trace:
         """The program that `choice` comes to, after this pass and those behind it."""
-        new, _ = _cut(trace, choice)
+        new = _cut(trace, choice)
         if self.between_regions and choice.rate is None:
             recompute_between(new, self.producer_input_weight, self.between_chain, lambda _: None)
         return final(new, run_pipeline(new, self.then, on_error="record"))
 
 
-def _cut(trace: Trace, choice: Choice) -> tuple[Trace, bool]:
-    """A copy of `trace` whose backward computes again what `choice` says, and no more, and True. Where the forward would then
-    keep more than if nothing were, and nobody pinned anything, one that computes nothing again, and False."""
+def _cut(trace: Trace, choice: Choice) -> Trace:
+    """A copy of `trace` whose backward computes again what `choice` says, and no more."""
     start = start_of(trace)
     new = trace.copy() if start.trace is trace else forget(trace)
-    if not (choice.again or start.has_products):
-        return new, True
-    products, again = expose_products(new.graph), {node.name for node in choice.again}
-    recompute(new, {node for node in new.ops if node.name in again})
-    restore_products(products)
-    eliminate_dead_code(new.graph)
-    is_cut = bool(choice.pins) or saved_bytes(new) <= start.saved
-    return (new, True) if is_cut else (forget(trace), False)
-
-
-def _left(new: Trace, choice: Choice) -> list[Decision]:
-    kept, before = human_bytes(choice.nbytes), human_bytes(saved_bytes(new))
-    reason = f"left as it was: the cheapest cut keeps {kept}, the forward keeps {before} as it is"
-    return [Decision(s.name, "save", reason, s.nbytes) for s in saved_values(new)]
+    if choice.again or start.has_products:
+        products, again = expose_products(new.graph), {node.name for node in choice.again}
+        recompute(new, {node for node in new.ops if node.name in again})
+        restore_products(products)
+        eliminate_dead_code(new.graph)
+    return new

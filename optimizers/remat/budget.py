@@ -209,16 +209,6 @@ class Budgeting:
                 return choice
         return lowest
 
-    def as_it_was(self, budget: float | None, saved: int, decisions: list[Decision]) -> list[Decision]:
-        """`decisions`, with what is to be said of `budget` where the program is left as it was, with `saved` bytes."""
-        if budget is None:
-            return decisions
-        limit, others = self.limit(budget), [d for d in decisions if d.value != NAME]
-        if saved <= limit:
-            return [Decision(NAME, "meet", f"{self._within(limit)} without it, and so changes nothing"), *others]
-        over = f"{_over(saved, limit)}: no choice that was found saves less than the forward as it is"
-        return [Decision(NAME, "miss", f"{over}; pass memory_budget={saved} or more"), *others]
-
     # --- the peak -----------------------------------------------------------------------------------------------------
 
     def meet_peak(self, limit: int, base: Choice, outcome: Callable[[Choice], Trace]) -> tuple[Choice, list[Decision]]:

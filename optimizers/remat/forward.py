@@ -58,13 +58,12 @@ from tracefuse.optimizers.trace import Trace, has_unread, human_bytes, nbytes, p
 class Start:
     """What all choices for a trace start from: the program as it is if it recomputes nothing.
 
-    In `trace`, which nobody edits, results of dropouts are products where that is possible; it `has_products` then. `saved`
-    are the bytes that the forward keeps without them. `is_given` says whether the program was given as it is.
+    In `trace`, which nobody edits, results of dropouts are products where that is possible; it `has_products` then.
+    `is_given` says whether the program was given as it is.
     """
 
     trace: Trace
     forward: Forward
-    saved: int
     has_products: bool
     is_given: bool
 
@@ -76,7 +75,7 @@ def start_of(trace: Trace) -> Start:
     start = trace if is_ready else forget(trace)
     is_given = is_given and len(start.ops) == len(trace.ops)
     saved, products = saved_bytes(start), expose_products(start.graph)
-    return Start(start, Forward(start), saved, bool(products), is_given)
+    return Start(start, Forward(start, saved), bool(products), is_given)
 
 
 class Forward:
@@ -94,7 +93,8 @@ class Forward:
     (`compared_values`).
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, saved: int | None = None) -> None:
+        """`saved` where the results of dropouts have become products since."""
         cotangents = {entry.name for entry in trace.inputs if entry.kind == "cotangent"}
         self.inputs = [n for n in trace.placeholders if n.name not in cotangents]
         ops = trace.ops
@@ -109,7 +109,7 @@ class Forward:
                 self._readers[operand].append(node)
         late = {operand for node in ops if node not in self.index for operand in read_by(node)}
         self.read = {n for n in self.nodes if n in late or n in self.gradients}
-        self.saved = saved_bytes(trace)
+        self.saved = saved_bytes(trace) if saved is None else saved
         self.checkpointed = dropped(trace, self.read)
         self.fused = self._fused()
         self.tied = tied_ops(self.nodes, self.fused)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tracefuse.optimizers.costs.strided import kernel_bytes
+from tracefuse.optimizers.costs.strided import is_by_element, kernel_bytes
 
 ROWS, WIDTH = 32_768, 2048
 BF16, F32 = torch.bfloat16, torch.float32
@@ -84,3 +84,20 @@ def test_a_dimension_of_one_lies_anywhere() -> None:
 def test_doubles_are_as_fast_one_by_one() -> None:
     x, wide = tensor(torch.float64), half(torch.float64)
     assert kernel_bytes([wide, wide], x) == kernel_bytes([x, x], x) == 3 * x.nbytes
+
+
+BY_ELEMENT = {
+    "the same": ([tensor(BF16)], tensor(BF16), False),
+    "rows that end before the next begins": ([half(BF16)], tensor(BF16), True),
+    "the same in float32": ([half(F32)], tensor(F32), True),
+    "keys that heads share": ([expanded(BF16)], tensor(BF16, 16, ROWS // 16, WIDTH), True),
+    "by a number in memory": ([tensor(BF16), torch.empty((), dtype=BF16, device="meta")], tensor(BF16), True),
+    "across": ([across(BF16)], tensor(BF16), False),
+    "three in float32": ([half(F32), tensor(F32)], tensor(F32), False),
+}
+
+
+@pytest.mark.parametrize("name", BY_ELEMENT)
+def test_a_kernel_of_these_strides_is_worth_it_where_only_offsets_take_long(name: str) -> None:
+    operands, result, expected = BY_ELEMENT[name]
+    assert is_by_element(operands, result) == expected

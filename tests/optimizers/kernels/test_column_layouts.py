@@ -50,6 +50,20 @@ def test_loads_under_way_fit_shared_memory(fn: Callable[..., Any], types: list[A
         assert made.metadata.shared <= H100_SHARED_NBYTES
 
 
+@pytest.mark.parametrize(
+    ("rows", "block", "warps"), [(2, (2, 2048), 8), (4, (4, 1024), 4), (8, (8, 512), 4), (64, (64, 64), 8)]
+)
+def test_a_block_of_few_rows_has_all_of_them_and_many_columns(rows: int, block: tuple[int, int], warps: int) -> None:
+    """Such as the gradient of keys that heads share."""
+    (launch,) = launches(kernel_of_types(lambda x: x.sum(1), ((16, rows, 1 << 17), bf16)))
+    assert ((launch.blocks["ROWS"], launch.blocks["COLS"]), launch.num_warps) == (block, warps)
+
+
+def test_few_columns_of_few_rows_are_shared_out_as_others() -> None:
+    (launch,) = launches(kernel_of_types(lambda x: x.sum(1), ((2, 4, 4096), bf16)))
+    assert launch.blocks["COLS"] == SUMS.cols
+
+
 @pytest.mark.parametrize("rows", [2048, 16384, 65536])
 def test_sums_alone_are_read_in_steps_by_what_runs_at_a_time(rows: int) -> None:
     kernel = kernel_of_types(lambda x: x.sum(0), ((rows, 2304), bf16))

@@ -32,10 +32,7 @@ def test_every_point_is_what_the_pass_does(name: str, options: str) -> None:
     trace = program(name).trace
     for point in pareto(trace, BUDGETS, (1.0, 0.5), OPTIONS[options]):
         asked = dataclasses.replace(OPTIONS[options], producer_input_weight=point.weight, memory_budget=point.budget)
-        decisions = []
-        after = asked.run(trace, decisions.append)
-        if any("left as it was" in d.reason for d in decisions):
-            continue
+        after = asked.run(trace, lambda _: None)
         assert (point.saved_bytes, point.peak_bytes) == (saved_bytes(after), peak_bytes(after))
         assert point.recomputed_ops == sum(does_work(n) for n in after.ops if recomputes(n))
         assert (point.recompute_seconds > 0) == (point.recomputed_ops > 0)
