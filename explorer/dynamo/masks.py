@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tracefuse.optimizers.ops import reached
 
-
 MOST_NBYTES = 2**24
 """Of a mask that is looked at: more takes longer to compute than it is worth while a graph compiles."""
 _ASSIGNING = {"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor"}

@@ -70,6 +70,15 @@ def test_gelu_of_halves_is_a_kernel_alone_where_aten_computes_an_error_function(
         assert "one op alone" in fused(op, x).reasons("leave")[0]
 
 
+@pytest.mark.parametrize("rows", [1 << 10, 1 << 6])
+def test_an_op_alone_is_a_kernel_where_aten_computes_offsets(rows: int) -> None:
+    """Of what is small, ATen's takes no longer than its launch; across memory, a kernel reads no better."""
+    x, factor = torch.zeros(rows, 1024, dtype=torch.bfloat16), torch.ones((), dtype=torch.bfloat16)
+    for op in (lambda x, _: x[:, :1001].clone(memory_format=torch.contiguous_format), lambda x, factor: x * factor):
+        assert len(kernels(fused(op, x, factor))) == (rows == 1 << 10)
+    assert not kernels(fused(lambda x, _: x.t().clone(memory_format=torch.contiguous_format), x, factor))
+
+
 @pytest.mark.parametrize("rows", [1 << 13, 1 << 12])
 def test_a_large_cast_of_halves_is_a_kernel_alone(rows: int) -> None:
     """ATen's takes twice as long as memory; where the result fits into a cache, it does not matter."""
