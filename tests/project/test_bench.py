@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import run_python
 
 from tracefuse.measure.timing import MIN_ROUNDS
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 
 def run(name: str, tmp_path: Path, *flags: str) -> tuple[dict, str]:
     """The JSON that a small run writes, and what it prints."""
-    command = [sys.executable, str(BENCH / name), "--small", "--device", "cpu", "--out", "out.json", *flags]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    arguments = [str(BENCH / name), "--small", "--device", "cpu", "--out", "out.json", *flags]
+    done = run_python(arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "out.json").read_text())
     environments = (
@@ -50,7 +50,6 @@ def test_steps(tmp_path: Path) -> None:
 
 def test_steps_says_what_is_wrong(tmp_path: Path) -> None:
     command = [
-        sys.executable,
         str(BENCH / "steps.py"),
         "--small",
         "--device",
@@ -60,7 +59,7 @@ def test_steps_says_what_is_wrong(tmp_path: Path) -> None:
         "--limit",
         "0.1",
     ]
-    done = subprocess.run([*command, "--check"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python([*command, "--check"], cwd=tmp_path)
     assert done.returncode == 1
     assert "failed: stack: not finished in 0.1 s" in done.stdout
 
@@ -253,7 +252,6 @@ def test_toggle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("flags", "status"), [(("--check",), 1), ((), 0)])
 def test_toggle_fails_above_its_limit_if_asked(flags: tuple[str, ...], status: int) -> None:
     command = [
-        sys.executable,
         str(BENCH / "overhead" / "toggle.py"),
         "--small",
         "--sessions",
@@ -262,7 +260,7 @@ def test_toggle_fails_above_its_limit_if_asked(flags: tuple[str, ...], status: i
         "1e-9",
         *flags,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python(command)
     assert done.returncode == status, done.stdout + done.stderr
     assert "(limit: 1e-09 s)" in done.stdout
 
@@ -403,7 +401,8 @@ for name in ("focal", "gradient penalty"):
 
 def test_people_is_not_misled_by_an_assertion_on_a_gpu() -> None:
     """What raises under our backend alone counts as ours, though nothing runs in that process any more."""
-    done = subprocess.run([sys.executable, "-c", BESIDE_AOT], cwd=BENCH, capture_output=True, text=True, check=True)
+    done = run_python(["-c", BESIDE_AOT], cwd=BENCH)
+    assert done.returncode == 0, done.stderr
     ours, torchs = done.stdout.strip().splitlines()
     assert ours.strip() == "raised"
     assert torchs.startswith("torch.compile raises RuntimeError: torch.compile with aot_autograd")
@@ -421,8 +420,7 @@ def test_recorder(tmp_path: Path) -> None:
 
 
 def runner(*flags: str) -> tuple[int, str]:
-    command = [sys.executable, str(BENCH / "run.py"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python([str(BENCH / "run.py"), *flags])
     return done.returncode, done.stdout + done.stderr
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import run_python
 
 from tracefuse.cli.command import Stages, main
 from tracefuse.cli.demo import capture_step, make_directory
@@ -177,21 +178,8 @@ def test_every_pass_has_a_row_and_one_that_did_not_run_says_why() -> None:
 
 
 def test_the_demo_writes_a_report_and_a_program_that_runs(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tracefuse",
-        "demo",
-        "--layers",
-        "1",
-        "--width",
-        "16",
-        "--budget-s",
-        "1",
-        "--out",
-        "o",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    small = ["--layers", "1", "--width", "16", "--budget-s", "1"]
+    done = run_python(["-m", "tracefuse", "demo", *small, "--out", "o"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("+ ")]
     assert steps == [name for name in PASSES if name not in OFF_BY_DEFAULT]

@@ -61,6 +61,6 @@ sys.stdout.write(f"left: {left}\\n")
     ],
 )
 def test_no_thread_of_a_destroyed_group_is_left(tmp_path: Path, how: str, run: str) -> None:
-    done = torchrun(SCRIPT, 1, tmp_path, how, run)
+    done = torchrun(SCRIPT, 1, tmp_path, how, run, is_fresh=True)
     assert done.returncode == 0, done.stderr
     assert "left: []" in done.stdout, done.stdout

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import programs
 import pytest
 import torch
+from forks import run_python
 
 import tracefuse
 
@@ -63,7 +62,6 @@ def test_a_session_opens_where_there_is_no_gpu(device: str, inputs: bool, tmp_pa
 
 def opened_without_a_gpu(path: Path) -> dict:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", OPEN, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = run_python(["-c", OPEN, str(path)], env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from forks import run_python
 
 import tracefuse
 from tracefuse.profiling.timeline import RunTimeline
@@ -154,18 +153,8 @@ def test_of_a_healthy_step_it_says_what_was_looked_for() -> None:
 
 def test_the_script_that_records_them_runs_on_a_cpu_too(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "bench" / "trust" / "record_timelines.py"
-    command = [
-        sys.executable,
-        str(script),
-        str(tmp_path),
-        "--device",
-        "cpu",
-        "--case",
-        "sleep",
-        "--case",
-        "item_with_stack",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    cases = ["--case", "sleep", "--case", "item_with_stack"]
+    done = run_python([str(script), str(tmp_path), "--device", "cpu", *cases])
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["item_with_stack.json.gz", "sleep.json.gz"]
     (finding,) = tracefuse.load_timeline(tmp_path / "sleep.json.gz", window="window").findings()

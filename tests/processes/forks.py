@@ -1,0 +1,258 @@
+"""Python programs in processes of their own that need not import torch first: forks of one process which has.
+
+What such a program finds differs from a fresh process in what is imported already, and it ends before Python takes its
+objects apart. Where there is a CUDA GPU, which a fork cannot use, each is a fresh process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+IMPORTED = (
+    "torch", "torch._dynamo", "torch._dynamo.aot_compile", "torch._meta_registrations", "torch.distributed.fsdp", "sympy",
+    "scipy.sparse.csgraph", "tracefuse.captures", "tracefuse.variant", "tracefuse.backend", "tracefuse.measure.rounds",
+)  # fmt: skip
+
+
+# --- for tests --------------------------------------------------------------------------------------------------------
+
+
+def run_python(
+    arguments: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 600
+) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run([sys.executable, *arguments], …)` gives with its output as text, and raises after `timeout`
+    seconds; `arguments` begin with `-c`, `-m` or a path."""
+    import torch
+
+    environment = os.environ if env is None else env
+    if torch.cuda.is_available():
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=cwd, env=environment, timeout=timeout, capture_output=True, text=True, check=False
+        )
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        status = first_failure([start(arguments, cwd, environment, out.fileno(), err.fileno())], timeout)
+        said = [text_of(file.fileno()) for file in (out, err)]
+    return subprocess.CompletedProcess([sys.executable, *map(str, arguments)], status, *said)
+
+
+def first_failure(forks: Sequence[Fork], timeout: float) -> int:
+    """The exit status of the first that fails, which ends the others, or 0; raises after `timeout` seconds."""
+    until = time.monotonic() + timeout
+    try:
+        while running := [fork for fork in forks if fork.status is None]:
+            ready, _, _ = select.select([fork.told for fork in running], [], [], max(until - time.monotonic(), 0))
+            if not ready:
+                raise subprocess.TimeoutExpired(f"forks {[fork.pid for fork in running]}", timeout)
+            for fork in running:
+                if fork.told in ready and fork.wait() != 0:
+                    return fork.wait()
+        return 0
+    finally:
+        for fork in forks:
+            fork.end()
+
+
+def text_of(file: int) -> str:
+    return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace").replace("\r\n", "\n")
+
+
+@dataclass
+class Fork:
+    pid: int
+    told: socket.socket
+    """Where the server says how the process ended."""
+    status: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, negative for a signal; raises `TimeoutError`."""
+        if self.status is None:
+            self.told.settimeout(timeout)
+            said = self.told.recv(64)
+            self.told.close()
+            assert said, "the server of forks has ended"
+            self.status = int(said)
+        return self.status
+
+    def end(self) -> None:
+        """Where it still runs: by what it can handle, and then by what it cannot, with what it started."""
+        for signal_ in (signal.SIGTERM, signal.SIGKILL):
+            if self.status is None:
+                os.killpg(self.pid, signal_)
+                with suppress(TimeoutError):
+                    self.wait(10)
+
+
+def start(arguments: Sequence[str], cwd: Path | None, env: Mapping[str, str], out: int, err: int) -> Fork:
+    """A process that runs `python *arguments` and writes to the files `out` and `err`."""
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    told.connect(_server())
+    wanted = {"arguments": list(map(str, arguments)), "cwd": str(cwd or os.getcwd()), "env": dict(env)}
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(wanted).encode())
+        file.flush()
+        socket.send_fds(told, [b"run"], [file.fileno(), out, err])
+        return Fork(int(told.recv(64)), told)
+
+
+@cache
+def _server() -> str:
+    """The address of this process's server of forks, which ends with this process."""
+    folder = tempfile.mkdtemp(prefix="forks")
+    address = f"{folder}/socket"
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, __file__, address, str(theirs.fileno())]
+        server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+    @atexit.register
+    def end() -> None:
+        ours.close()
+        server.wait(30)
+        os.unlink(address)
+        os.rmdir(folder)
+
+    assert ours.recv(8) == b"ready", "the server of forks did not start"
+    return address
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def _serve(address: str, life: socket.socket) -> list[str] | None:
+    """In the server until its test process ends: None. In a fork: the arguments of its program."""
+    import importlib
+
+    for name in IMPORTED:
+        importlib.import_module(name)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.bind(address)
+    server.listen(64)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, socket.socket] = {}
+    life.send(b"ready")
+    while True:
+        ready, _, _ = select.select([server, life, woken], [], [])
+        if life in ready:
+            for pid in running:
+                os.killpg(pid, signal.SIGKILL)
+            return None
+        if woken in ready:
+            os.read(woken, 4096)
+            _tell_of_ended(running)
+        if server in ready:
+            asked, _ = server.accept()
+            _, files, _, _ = socket.recv_fds(asked, 16, 3)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for one in (server, life, asked, *running.values()):
+                    one.close()
+                os.close(woken)
+                os.close(wake)
+                return _become(*files)
+            for file in files:
+                os.close(file)
+            running[pid] = asked
+            asked.send(str(pid).encode())
+
+
+def _tell_of_ended(running: dict[int, socket.socket]) -> None:
+    for pid in list(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            with running.pop(pid) as asked, suppress(BrokenPipeError):  # nobody waits for it any more
+                asked.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _become(wanted: int, out: int, err: int) -> list[str]:
+    os.setsid()
+    with open(wanted) as file:
+        file.seek(0)
+        given = json.load(file)
+    for file, to in ((out, 1), (err, 2)):
+        os.dup2(file, to)
+        os.close(file)
+    os.chdir(given["cwd"])
+    os.environ.clear()
+    os.environ.update(given["env"])
+    time.tzset()
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        import faulthandler
+
+        faulthandler.enable()
+    return given["arguments"]
+
+
+def _run(arguments: list[str]) -> None:
+    """As Python does it, whose own `__main__` is this file."""
+    import runpy
+
+    kind, *rest = arguments
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folder = os.getcwd() if kind == "-m" else "" if kind == "-c" else str(Path(kind).resolve().parent)
+    sys.path[0:1] = [folder, *(path for path in paths if path and path not in sys.path)]
+    if kind == "-m":
+        sys.argv = rest
+        runpy._run_module_as_main(rest[0])
+        return
+    sys.argv = ["-c", *rest[1:]] if kind == "-c" else arguments
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__builtins__ = __builtins__
+    if kind == "-c":
+        code = compile(rest[0], "<string>", "exec")
+    else:
+        main.__file__ = os.path.join(os.getcwd(), kind)
+        code = compile(Path(kind).read_bytes(), main.__file__, "exec")
+    exec(code, vars(main))
+
+
+def _status_of(arguments: list[str]) -> int:
+    try:
+        _run(arguments)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        ours = error.__traceback__
+        assert ours is not None
+        its = ours.tb_next and ours.tb_next.tb_next  # the frames of this file come first
+        sys.excepthook(type(error), error.with_traceback(its), its)
+        return 1
+    return 0
+
+
+def _end(status: int) -> None:
+    """As Python ends, but for objects, which are left as they are: to take a million apart takes a second."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    given = _serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
+    _end(0 if given is None else _status_of(given))
