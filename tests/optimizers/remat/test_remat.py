@@ -16,6 +16,7 @@ from traces import captured, ops, tried
 
 from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.kernels import fusible
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import does_work, is_random, is_view, op_name, producer
 from tracefuse.optimizers.remat import Remat
@@ -295,3 +296,18 @@ def test_a_trace_that_is_left_as_it_was_is_the_same_trace():
     assert Remat().run(given, decisions.append) is given
     assert [(d.value, d.action) for d in decisions] == []
     assert Remat().run(given.copy(), lambda _: None).code == given.code
+
+
+def test_what_joins_many_parts_is_looked_at_once_however_many_ops_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, looked = 2 * fusible.MOST_JOINED, []
+    is_beside = fusible._is_stored_beside
+    monkeypatch.setattr(fusible, "_is_stored_beside", lambda *given: looked.append(given) or is_beside(*given))
+
+    def stacked(x: Tensor) -> Tensor:
+        loss = torch.cat([(x * (1 + at)).sin() for at in range(parts)]).square().sum()
+        loss.backward()
+        return loss
+
+    trace = captured(stacked, torch.randn(4, requires_grad=True)).trace
+    Remat().run(trace, lambda _: None)
+    assert 0 < len(looked) <= 4 * parts, len(looked)
