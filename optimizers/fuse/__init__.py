@@ -33,9 +33,9 @@ from tracefuse.optimizers.fuse.duplicating import duplicate_pieces
 from tracefuse.optimizers.fuse.long_sums import form_long_sums, has_long_sums
 from tracefuse.optimizers.fuse.merging import merge_pieces
 from tracefuse.optimizers.fuse.rebuild import rebuild
-from tracefuse.optimizers.fuse.regions import form_regions
+from tracefuse.optimizers.fuse.regions import form_regions, regions_of
 from tracefuse.optimizers.fuse.timed import TimedKernel, judged
-from tracefuse.optimizers.kernels.fusible import is_free, refusal
+from tracefuse.optimizers.kernels.fusible import is_free, refusals
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import Trace
@@ -75,19 +75,22 @@ class Fuse:
     def _fused(self, trace: Trace, stored: dict[str, str], decide: Decide) -> tuple[Trace, list[str]]:
         """The trace with kernels, and the dropouts that were split although their masks are stored."""
         is_edited = bool(dropouts(trace.graph)) or has_long_sums(trace.graph)
-        graph = trace.copy().graph if is_edited else trace.graph
+        started = trace.copy() if is_edited else trace
+        graph = started.graph
         drop_unmasked(graph)
         unasked = None if self.dropout_threads else self.dropout_refusal
         left = {n: stored.get(n.name) or dropout_refusal(n) or unasked for n in dropouts(graph)}
         split = split_dropouts(graph, [n for n in left if not left[n]], self.dropout_threads)
-        refused = {node: left.get(node) or refusal(node) for node in graph.nodes}
+        refused = {node: left.get(node) or reason for node, reason in refusals(started).items()}
         for node, reason in refused.items():
             if reason and node.op == "call_function" and not is_free(node):
                 decide(Decision(node.name, "leave", reason))
         fusible = {node for node, reason in refused.items() if reason is None}
-        form_long_sums(graph, fusible, decide)
+        if is_edited:
+            form_long_sums(graph, fusible, decide)
         carver = Carver({node: at for at, node in enumerate(graph.nodes)}, fusible, decide)
-        pieces = [piece for region in form_regions(graph, fusible) for piece in carver.carve(region)]
+        regions = form_regions(graph, fusible) if is_edited else regions_of(trace)
+        pieces = [piece for region in regions for piece in carver.carve(region)]
         pieces = merge_pieces(graph, pieces, fusible, carver.attempt, decide)
         pieces = duplicate_pieces(graph, pieces, fusible, carver.attempt, decide)
         pieces = judged(pieces, self.timed, carver.in_two, AsRead(carver.kernels).pieces, decide)

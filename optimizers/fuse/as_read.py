@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from tracefuse.optimizers.fuse.carving import obstacle_of
+from tracefuse.optimizers.fuse.carving import launched, obstacle_of
 from tracefuse.optimizers.fuse.pieces import Piece
 from tracefuse.optimizers.kernels.kernel import Kernel, kernel_of
 from tracefuse.optimizers.kernels.overwriting import RESHAPING
-from tracefuse.optimizers.kernels.text import launches
 from tracefuse.optimizers.ops import aten, frozen, is_returned, is_view
 from tracefuse.optimizers.trace import Output, val
 
@@ -71,7 +70,7 @@ class AsRead:
         key = kernel.key, tuple(view and (_call(view), val(view).shape, val(view).stride()) for view in views)
         if key not in self._known:
             found = _behind(kernel, views, self.kernels)
-            is_alike = obstacle_of(found) is None and _launched(found) == _launched(kernel)
+            is_alike = obstacle_of(found) is None and launched(found) == launched(kernel)
             is_alike = is_alike and found.overwriting == kernel.overwriting
             self._known[key] = found if is_alike else None
         return self._known[key]
@@ -101,7 +100,3 @@ def _behind(kernel: Kernel, views: Sequence[fx.Node | None], kernels: dict[str, 
                 returned[at] = made
     output.args = (tuple(returned),)
     return kernel_of(replace(body, outputs=tuple(Output("result", one.name) for one in returned), _cache={}), kernels)
-
-
-def _launched(kernel: Kernel) -> list[Hashable]:
-    return [(one.programs, one.num_warps, frozen(one.blocks), one.pointers) for one in launches(kernel)]

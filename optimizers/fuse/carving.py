@@ -2,8 +2,8 @@
 output of another size) is where the region is split, so that it is tried in smaller parts down to single ops. Views that
 others read stay views, of the kernel's results or of its inputs, so that aliasing is what it was.
 
-What stands in the way of a kernel's text is found by lowering it, once for each key, whatever trace it is met in: a toggle
-makes most of its kernels as those before it did, and to lower one takes longer than to make its body.
+What stands in the way of a kernel's text, and how it is launched, is found by lowering it, once for each key, whatever trace
+it is met in: a toggle makes most of its kernels as those before it did, and to lower one takes longer than to make its body.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_valu
 from tracefuse.optimizers.lowering.lowering import NotFusible
 from tracefuse.optimizers.lowering.random_ops import is_mask
 from tracefuse.optimizers.lowering.views import SPLITS
-from tracefuse.optimizers.ops import behind_views, is_getitem, is_view, reached
+from tracefuse.optimizers.ops import behind_views, frozen, is_getitem, is_view, reached
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, val
 
@@ -341,14 +341,26 @@ class Obstacle:
     fitting: tuple[int, ...] | None = None
 
 
-_known: dict[str, Obstacle | None] = {}
+Launched = tuple[Hashable, ...]
+"""Of each jitted function of a kernel its programs, its warps, its blocks and the dtypes of what it is handed."""
+
+_known: dict[str, Obstacle | Launched] = {}
 
 
 def obstacle_of(kernel: Kernel) -> Obstacle | None:
-    """What stands in the way of the kernel's text; None if it can be written.
+    """What stands in the way of the kernel's text; None if it can be written."""
+    found = _lowered(kernel)
+    return found if isinstance(found, Obstacle) else None
 
-    It follows from the kernel's key: names decide nothing, and an obstacle has none.
-    """
+
+def launched(kernel: Kernel) -> Launched:
+    """How a kernel is launched whose text can be written; () for others."""
+    found = _lowered(kernel)
+    return () if isinstance(found, Obstacle) else found
+
+
+def _lowered(kernel: Kernel) -> Obstacle | Launched:
+    """What lowering says of a kernel. It follows from the kernel's key: names decide nothing, and neither has any."""
     if kernel.key not in _known:
         if len(_known) >= MOST_KNOWN:
             _known.clear()
@@ -356,15 +368,15 @@ def obstacle_of(kernel: Kernel) -> Obstacle | None:
     return _known[kernel.key]
 
 
-def _find(kernel: Kernel) -> Obstacle | None:
+def _find(kernel: Kernel) -> Obstacle | Launched:
     order = {node: at for at, node in enumerate(kernel.body.graph.nodes)}
     if not kernel.body.inputs:
         return Obstacle(order[kernel.body.returned[0]], "it reads no tensor")
     try:
-        lower(kernel)
+        functions = lower(kernel).functions
     except Misfit as misfit:
         returned = kernel.body.returned
         return Obstacle(order[misfit.node], misfit.reason, tuple(returned.index(n) for n in misfit.fitting))
     except NotFusible as refused:
         return Obstacle(order[refused.node], refused.reason)
-    return None
+    return tuple((f.programs, f.num_warps, frozen(f.blocks), tuple(b.dtype for b in f.buffers)) for f in functions)

@@ -15,16 +15,16 @@ made for them (`between`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import devices
+from tracefuse.optimizers.facts import devices, once_per_trace
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
 from tracefuse.optimizers.fuse.remaking import is_for_reader, reads_of, sources
-from tracefuse.optimizers.kernels.fusible import is_remade
+from tracefuse.optimizers.kernels.fusible import fusible_ops, is_remade
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, SUMMED, columns_of, rows_of
 from tracefuse.optimizers.lowering.random_ops import DRAW, MASK, is_draw, is_mask
@@ -40,7 +40,7 @@ from tracefuse.optimizers.ops import (
     producer,
     read_by,
 )
-from tracefuse.optimizers.trace import nbytes, phase, tensors
+from tracefuse.optimizers.trace import Trace, nbytes, phase, tensors
 
 Sizes = tuple[int, int, int]
 Loops = tuple[Sizes | None, Sizes | None]
@@ -68,7 +68,7 @@ class Region:
     after: set[fx.Node] = field(default_factory=set)
 
 
-def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
+def form_regions(graph: fx.Graph, fusible: Set[fx.Node]) -> list[set[fx.Node]]:
     """The regions of a trace's graph over its `fusible` ops, in no particular order, views at their borders included."""
     depth: dict[fx.Node, int] = {}
     below: dict[fx.Node, int] = {}  # The depth of what reads a value in another region.
@@ -93,6 +93,12 @@ def form_regions(graph: fx.Graph, fusible: set[fx.Node]) -> list[set[fx.Node]]:
         below[node] = deepest + (is_plain or _is_border(node))
     _sink(graph, region_of)
     return [set(r.nodes) for r in dict.fromkeys(region_of.values())]
+
+
+@once_per_trace
+def regions_of(trace: Trace) -> list[set[fx.Node]]:
+    """The regions over all ops that kernels can hold, of a trace that nobody edits any more."""
+    return form_regions(trace.graph, fusible_ops(trace))
 
 
 def _is_plain(node: fx.Node) -> bool:

@@ -194,7 +194,7 @@ def _store_partial(layout: Layout, partial: Buffer, is_sum: bool) -> Store:
 
 def _function(name: str, buffers: Sequence[Buffer], bodies: Sequence[tuple[Layout, tuple[str, ...]]]) -> Function:
     """The function over `bodies`, with those of `buffers` whose pointers they use."""
-    used = {word for _, lines in bodies for line in lines for word in re.findall(r"\w+", line)}
+    used = {word for _, lines in bodies for word in re.findall(r"\w+", "\n".join(lines))}
     return Function(name, tuple(b for b in buffers if b.pointer in used), tuple(bodies))
 
 
@@ -203,7 +203,8 @@ def _lines(layout: Layout, lowerings: Sequence[Lowering], stores: Sequence[Store
     accumulators = [a for one in lowerings for a in one.accumulators]
     lines = [*layout.prologue, *body_lines(statements, accumulators, stores, layout.loop)]
     names = {old: new for one in lowerings for old, new in one.stored.items()}
-    return tuple(_renamed(line, names) for line in _without_unread(lines))
+    lines = _without_unread(lines)
+    return tuple([_renamed(line, names) for line in lines] if names else lines)
 
 
 def _renamed(line: str, names: Mapping[str, str]) -> str:
@@ -214,7 +215,7 @@ def _without_unread(lines: list[str]) -> list[str]:
     """`lines` less those that define a layout's variable which no line reads, such as the row where there is one."""
     while True:
         texts = [line.partition(" = ")[2] or line for line in lines if not _is_comment(line)]
-        read = {word for text in texts for word in _WORD.findall(text)}
+        read = set(_WORD.findall("\n".join(texts)))
         left = [line for line in lines if line.partition(" = ")[0].strip() not in LOOP_NAMES - read]
         if len(left) == len(lines):
             return lines

@@ -7,7 +7,7 @@ kernel's text is written (`functions`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from itertools import islice
 from typing import Any
 
@@ -21,6 +21,7 @@ from tracefuse.optimizers.facts import (
     lie_alike,
     lies_channels_last,
     once_per_kind,
+    once_per_trace,
     once_per_type,
     tensors_in,
 )
@@ -58,7 +59,7 @@ from tracefuse.optimizers.ops import (
     reached,
     read_by,
 )
-from tracefuse.optimizers.trace import HALVES, SHORT_DTYPE, nbytes, phase, shape_of, tensors, val
+from tracefuse.optimizers.trace import HALVES, SHORT_DTYPE, Trace, nbytes, phase, shape_of, tensors, val
 
 MATRIX = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum"}
 SCATTERS = {"embedding_dense_backward", "index_put", "scatter", "scatter_add", "index_add"}
@@ -88,6 +89,18 @@ PLAIN_REDUCTIONS = {
 def refusal(node: fx.Node) -> str | None:
     """Why `node` stays with ATen; None where a kernel can hold it."""
     return _own_refusal(node) or _many_parts_refusal(node)
+
+
+@once_per_trace
+def refusals(trace: Trace) -> Mapping[fx.Node, str | None]:
+    """`refusal` of each node of a trace that nobody edits any more, in its order: several passes ask that of all ops."""
+    return {node: refusal(node) for node in trace.graph.nodes}
+
+
+@once_per_trace
+def fusible_ops(trace: Trace) -> Set[fx.Node]:
+    """The ops of a trace that nobody edits any more which kernels can hold."""
+    return {node for node, reason in refusals(trace).items() if reason is None}
 
 
 def _own_refusal(node: fx.Node) -> str | None:
@@ -303,13 +316,18 @@ def _many_parts_refusal(node: fx.Node) -> str | None:
 
 def _split_refusal(node: fx.Node) -> str | None:
     whole, parts = val(node.args[0]), tensors(node)  # type: ignore[arg-type]
-    if len(parts) < MANY_PARTS or not whole.is_contiguous() or not all(part.is_contiguous() for part in parts):
+    if len(parts) < MANY_PARTS or not whole.is_contiguous() or not _are_contiguous(node):
         return None
     source = behind_views(node.args[0])  # type: ignore[arg-type]
     read = [reader for part in islice(node.users, MANY_PARTS) for reader in part.users]  # asked of each part
     if len(set(read)) < len(read) or (source.op == "call_function" and _own_refusal(source) is None):
         return None  # one kernel reads it as a whole, or need not have it in memory
     return "its parts lie together, and are many: kernels of equal ones are equal, given where each begins"
+
+
+@once_per_type
+def _are_contiguous(value: Any) -> bool:
+    return all(tensor.is_contiguous() for tensor in tensors_in(value))
 
 
 def _is_stored_beside(part: fx.Node, joined: fx.Node) -> bool:

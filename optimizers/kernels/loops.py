@@ -12,6 +12,7 @@ second. A sum down columns is one: the loop, then what is done with the total.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,7 @@ def _commented(statements: Sequence[Statement]) -> list[str]:
     return lines
 
 
-def _words(text: str) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def _words(text: str) -> frozenset[str]:
     """The names that a line reads; not attributes, such as the `maximum` of `tl.maximum`."""
-    return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", text))
+    return frozenset(re.findall(r"(?<![\w.])[A-Za-z_]\w*", text))

@@ -81,7 +81,10 @@ class Atom:
 
 @dataclass(frozen=True)
 class Index:
-    """`const + sum(coefficient * atom)`, terms by descending coefficient. Made by `variable`, `constant` and operators."""
+    """`const + sum(coefficient * atom)`, terms by descending coefficient. Made by `variable`, `constant` and operators.
+
+    Terms are merged: some of them are, and all times a positive number are, without being merged again.
+    """
 
     terms: tuple[tuple[int, Atom], ...] = ()
     const: int = 0
@@ -104,12 +107,14 @@ class Index:
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
             return Index(self.terms, self.const + other)
-        return Index(_merge([*self.terms, *other.terms]), self.const + other.const)
+        terms = _merge([*self.terms, *other.terms]) if self.terms and other.terms else self.terms or other.terms
+        return Index(terms, self.const + other.const)
 
     def __mul__(self, factor: int) -> Index:
         if factor == 0:
             return Index()
-        return Index(_merge([(c * factor, atom) for c, atom in self.terms]), self.const * factor)
+        terms = tuple([(c * factor, atom) for c, atom in self.terms])
+        return Index(terms if factor > 0 else _merge(terms), self.const * factor)
 
     def __floordiv__(self, by: int) -> Index:
         return self._divmod(by)[0]
@@ -127,9 +132,8 @@ class Index:
         return variable(f"({_signed(down)})", count, self.lanes)
 
     def _divmod(self, by: int) -> tuple[Index, Index]:
-        whole = [(c, atom) for c, atom in self.terms if c % by == 0]
-        rest = Index(tuple(t for t in self.terms if t[0] % by), self.const % by)
-        quotient = Index(_merge([(c // by, atom) for c, atom in whole]), self.const // by)
+        rest = Index(tuple([t for t in self.terms if t[0] % by]), self.const % by)
+        quotient = Index(tuple([(c // by, atom) for c, atom in self.terms if c % by == 0]), self.const // by)
         if rest.upper < by:
             return quotient, rest
         high, low = _split_rest(rest, by)

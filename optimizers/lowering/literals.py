@@ -30,9 +30,8 @@ def number_text(node: fx.Node, number: float, dtype: torch.dtype) -> str:
     Triton rounds a literal to f32 where it is compared with f64, and takes none that an integer type does not hold.
     """
     text = literal(number, COMPUTE_TYPE[dtype])
-    is_wide = math.isfinite(number) and _held(number, torch.float32) != number
-    if dtype is torch.float64 and node.target in COMPARING and is_wide:
-        return f"tl.full((), {text}, tl.float64)"
+    if dtype is torch.float64 and node.target in COMPARING and math.isfinite(number):
+        return text if _held(number, torch.float32) == number else f"tl.full((), {text}, tl.float64)"
     if (dtype in HALVES and node.target in IN_OWN_TYPE) or dtype in SMALL_INTEGERS:
         return literal(_held(number, dtype), COMPUTE_TYPE[dtype])
     return text

@@ -129,7 +129,9 @@ class Lowering:
 
     def _far_operands(self, node: fx.Node, at: Indices, guards: Guards) -> list[fx.Node]:
         """Ops along a long chain of pointwise ones, the farthest first: lowered before, so that Python's stack holds it."""
-        chain = []
+        chain: list[fx.Node] = []
+        if len(node.graph.nodes) <= MOST_STEPS:
+            return chain
         while node.target in POINTWISE and (node, at, guards) not in self.seen:
             chain.append(node)
             operands = [a for a in node.all_input_nodes if shape_of(a) == shape_of(node)]
@@ -304,9 +306,14 @@ def comment_of(node: fx.Node) -> str:
     """`aten.mul.Tensor, h.*.mlp`: the layer's number is left out, since equal layers share a kernel."""
     if node.op == "placeholder":
         return ""
-    module = re.sub(r"(?<![^.])\d+(?![^.])", "*", origin(node).module)
+    module = _without_numbers(origin(node).module)
     op = node.args[0] if node.target is operator.getitem else node
     return ", ".join(part for part in (op_name(op), module) if part)  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=1024)
+def _without_numbers(module: str) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 
 def index_block(index: Index) -> str:

@@ -116,15 +116,15 @@ class Remat(RematOptions):
             decide(decision)
         is_copy = start.is_given and not (choice.again or start.has_products)
         if self.between_regions and choice.rate is None:  # which is where no budget decided
-            is_copied = recompute_between(new, self.producer_input_weight, self.between_chain, decide)
-            is_copy = is_copy and not is_copied
+            copied = recompute_between(new, self.producer_input_weight, self.between_chain, decide)
+            is_copy, new = is_copy and copied is new, copied
         return trace if is_copy else new
 
     def _outcome(self, trace: Trace, choice: Choice) -> Trace:
         """The program that `choice` comes to, after this pass and those behind it."""
         new = _cut(trace, choice)
         if self.between_regions and choice.rate is None:
-            recompute_between(new, self.producer_input_weight, self.between_chain, lambda _: None)
+            new = recompute_between(new, self.producer_input_weight, self.between_chain, lambda _: None)
         return final(new, run_pipeline(new, self.then, on_error="record"))
 
 

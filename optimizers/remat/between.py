@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from torch import fx
 
@@ -58,14 +59,14 @@ from tracefuse.optimizers.trace import Trace, eliminate_dead_code, nbytes, recom
 _LEAST = "it weighs no more than what it could be computed from"
 
 
-def recompute_between(trace: Trace, weight: float, longest_chain: int | None, decide: Decide) -> bool:
-    """Edit `trace` so that regions compute what they read of others where that weighs less than to read it.
+def recompute_between(trace: Trace, weight: float, longest_chain: int | None, decide: Decide) -> Trace:
+    """`trace`, edited in place so that regions compute what they read of others where that weighs less than to read it, as
+    another object; or itself where that is nowhere.
 
     `weight` is the factor for what is in memory anyway; at most `longest_chain` ops are computed again one after another
-    (None: any number). Each value that crosses a border between two regions of one phase is told to `decide`. Returns whether
-    anything is computed again.
+    (None: any number). Each value that crosses a border between two regions of one phase is told to `decide`.
     """
-    borders = Borders(trace.graph)
+    borders = Borders(trace)
     longest = math.inf if longest_chain is None else longest_chain
     again = {region: choose(borders, region, weight, longest) for region in borders.reading}
     for decision in _explain(borders, again):
@@ -73,11 +74,11 @@ def recompute_between(trace: Trace, weight: float, longest_chain: int | None, de
     region_of = _copy(borders, again)
     copies = [*region_of, *compute_from_what_is_read(trace, {**borders.region_of, **region_of}, decide)]
     if not copies:
-        return False
+        return trace
     refresh_views(trace.graph, reached(copies, views))
     eliminate_dead_code(trace.graph)
     just_in_time({n for n in trace.ops if recomputes(n)})
-    return True
+    return replace(trace, _cache={})
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------

@@ -9,18 +9,18 @@ from functools import cached_property
 from torch import fx
 
 from tracefuse.optimizers.fuse.compared import compared_values
-from tracefuse.optimizers.fuse.regions import form_regions
+from tracefuse.optimizers.fuse.regions import regions_of
 from tracefuse.optimizers.fuse.remaking import is_copyable
-from tracefuse.optimizers.kernels.fusible import is_constant, refusal
+from tracefuse.optimizers.kernels.fusible import is_constant
 from tracefuse.optimizers.ops import behind_views, grouped, is_view, read_by, readers
-from tracefuse.optimizers.trace import phase
+from tracefuse.optimizers.trace import Trace, phase
 
 _LOOPS = "its op is not pointwise, and would need loops of its own there"
 _COMPARED = "it is compared with what was computed from it, which it would equal no more where it is rounded otherwise"
 
 
 class Borders:
-    """The regions of a graph and the values that cross from one to another of the same phase, as the graph is now.
+    """The regions of a trace and the values that cross from one to another of the same phase.
 
     `position`: of a node in the trace; `region_of`: the number of an op's region, in the order of the trace; `reading`: for
     each region that reads others, the values that it reads of them; `crossing`: their memory, each with the regions that read
@@ -28,10 +28,10 @@ class Borders:
     no reader computes again (`compared_values`).
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self.position = {node: at for at, node in enumerate(graph.nodes)}
-        self.region_of = self._numbered(form_regions(graph, {n for n in graph.nodes if refusal(n) is None}))
-        self.compared = compared_values(graph)
+    def __init__(self, trace: Trace) -> None:
+        self.position = {node: at for at, node in enumerate(trace.graph.nodes)}
+        self.region_of = self._numbered(regions_of(trace))
+        self.compared = compared_values(trace.graph)
         self.reading: dict[int, dict[fx.Node, None]] = {}
         self.crossing: dict[fx.Node, dict[int, None]] = {}
         self.outside: dict[int, set[fx.Node]] = {}

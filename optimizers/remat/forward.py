@@ -31,7 +31,7 @@ from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.formulas.windows import ADAPTIVE_MAXIMUM, MAXIMUM
 from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.regions import agree, loops_of
-from tracefuse.optimizers.kernels.fusible import refusal
+from tracefuse.optimizers.kernels.fusible import fusible_ops
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import (
     aten,
@@ -111,6 +111,7 @@ class Forward:
         self.read = {n for n in self.nodes if n in late or n in self.gradients}
         self.saved = saved_bytes(trace) if saved is None else saved
         self.checkpointed = dropped(trace, self.read)
+        self._fusible = fusible_ops(trace)
         self.fused = self._fused()
         self.tied = tied_ops(self.nodes, self.fused)
         self.compared = compared_values(trace.graph)
@@ -149,7 +150,7 @@ class Forward:
     def _fused(self) -> set[fx.Node]:
         fused: set[fx.Node] = set()
         for node in self.nodes:
-            if node.args[0] in fused if is_getitem(node) else (is_view(node) or refusal(node) is None):
+            if node.args[0] in fused if is_getitem(node) else (is_view(node) or node in self._fusible):
                 fused.add(node)
         return fused
 
@@ -215,7 +216,7 @@ class Forward:
         return None
 
     def _share_kernel(self, node: fx.Node, reader: fx.Node) -> bool:
-        if refusal(reader) is not None:
+        if reader not in self._fusible:
             return False
         loops = [loops_of(producer(node)), loops_of(producer(reader))]
         return agree({rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns})

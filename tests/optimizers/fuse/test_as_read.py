@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import tracefuse
-from tracefuse.optimizers.fuse import Fuse, as_read
+from tracefuse.optimizers.fuse import Fuse, as_read, carving
 from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import behind_views
+from tracefuse.optimizers.kernels.text import launches
+from tracefuse.optimizers.ops import behind_views, frozen
 from tracefuse.optimizers.trace import Trace, origin, phase, shape_of, val
 from tracefuse.optimizers.verify import verify
 
@@ -124,7 +126,7 @@ def test_two_equal_views_that_are_returned_are_two() -> None:
 
 def test_a_kernel_that_would_be_launched_otherwise_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     capture = captured(lambda x, weight: (F.gelu(x * 2).view(-1, WIDTH) @ weight).sum())
-    monkeypatch.setattr(as_read, "_launched", lambda kernel: [kernel.key])
+    monkeypatch.setattr(as_read, "launched", lambda kernel: (kernel.key,))
     assert viewed(fused(capture))
 
 
@@ -152,3 +154,13 @@ def test_constants_lie_as_what_they_are_shaped_like(of: Callable[[Tensor], Tenso
     expected = of(z.t())
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride()
+
+
+def test_how_a_kernel_is_launched_follows_from_its_key() -> None:
+    capture = captured(lambda x, weight: (F.gelu(x * 2).view(-1, WIDTH) @ weight).softmax(-1).square().sum())
+    kernels = [node.target for node in fused(capture).ops if isinstance(node.target, Kernel)]
+    assert kernels
+    for kernel in kernels:
+        assert carving.obstacle_of(kernel) is None
+        own = tuple((one.programs, one.num_warps, frozen(one.blocks), one.pointers) for one in launches(kernel))
+        assert carving.launched(replace(kernel, name="other")) == own

@@ -200,7 +200,7 @@ def test_a_view_of_what_is_copied_is_taken_again() -> None:
 @pytest.mark.parametrize("name", ["gpt", "llama", "autocast", "qkv_backward", "summed_chain"])
 @pytest.mark.parametrize("weight", [1.0, 0.5, 0.0])
 def test_the_tree_cut_is_the_minimum_cut(name: str, weight: float) -> None:
-    borders = Borders(program(name).trace.graph)
+    borders = Borders(program(name).trace)
     for region, reading in borders.reading.items():
         wanted = [value for value in reading if not borders.is_stored(value)]
         needs = needs_of(borders, wanted)

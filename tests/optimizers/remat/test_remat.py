@@ -16,7 +16,9 @@ from traces import captured, ops, tried
 
 from tracefuse.demo import GPT, batch
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.kernels import fusible
 from tracefuse.optimizers.liveness import saved_bytes
+from tracefuse.optimizers.merge_matmuls import MergeMatmuls
 from tracefuse.optimizers.ops import does_work, is_random, is_view, op_name, producer
 from tracefuse.optimizers.remat import Remat
 from tracefuse.optimizers.remat.forward import Forward
@@ -306,3 +308,20 @@ def test_a_trace_that_is_left_as_it_was_is_the_same_trace():
     assert Remat().run(given, decisions.append) is given
     assert [(d.value, d.action) for d in decisions] == []
     assert Remat().run(given.copy(), lambda _: None).code == given.code
+
+
+def test_what_joins_many_parts_is_looked_at_once_however_many_ops_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, looked = 2 * fusible.MOST_JOINED, []
+    is_beside = fusible._is_stored_beside
+    monkeypatch.setattr(fusible, "_is_stored_beside", lambda *given: looked.append(given) or is_beside(*given))
+
+    def step(x: Tensor, weight: Tensor) -> Tensor:
+        loss = sum(((x * (1 + at)).sin() @ weight).square().sum() for at in range(parts))
+        loss.backward()
+        return loss
+
+    inputs = torch.randn(2, 4), torch.randn(4, 4, requires_grad=True)
+    trace = MergeMatmuls().run(captured(step, *inputs).trace, lambda _: None)  # the backward joins the forward's values
+    looked.clear()
+    Remat().run(trace, lambda _: None)
+    assert 0 < len(looked) <= 8 * parts, len(looked)
