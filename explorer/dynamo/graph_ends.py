@@ -1,7 +1,8 @@
 """What is said where torch.compile ends a graph in the middle of a model: what lies on both sides is optimised apart.
 
 A call that Dynamo cannot trace, such as a library's `logger.warning_once(...)` between the head and the loss of a language
-model, makes two graphs of one: the logits are stored and returned, and no pass sees the layer and its loss together.
+model, makes two graphs of one: the logits are stored and returned, and no pass sees the layer and its loss together. What ends
+a graph within a loop leaves the whole function to Python, and the backend is not called: that is not told.
 
 Private names, seen on torch 2.11, 2.13 and 2.14: `compile_subgraph_reason` of the module that a backend is given, with
 `graph_break`, `reason` and `user_stack`.
@@ -23,7 +24,7 @@ _told: set[tuple[str, int | None]] = set()
 def tell_end(module: fx.GraphModule) -> None:
     """Say once of each line that torch.compile ends a graph at it, and what to do about it."""
     reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break or not reason.user_stack:
+    if reason is None or not reason.graph_break or not reason.user_stack or _is_wanted(reason.reason):
         return
     line: FrameSummary = reason.user_stack[-1]
     if (at := (line.filename, line.lineno)) not in _told:
@@ -36,14 +37,19 @@ def _text(line: FrameSummary, reason: Any) -> str:
     why = next((text.strip() for text in reason.reason.splitlines() if text.strip()), "")
     return (
         f"torch.compile ends a graph of this model at {label_of(line.filename)}:{line.lineno}{code} ({why}): tracefuse "
-        f"optimises what stands before it and behind it apart, and a loss apart from the layer below. {_remedy(reason)}"
+        f"optimises what stands before it and behind it apart. {_remedy(reason)}"
     )
+
+
+def _is_wanted(reason: str) -> bool:
+    """Whether the user asked for the end, by `torch._dynamo.graph_break()` or `torch.compiler.disable`."""
+    return "graph_break()" in reason.splitlines()[0] or "disable" in reason.splitlines()[0]
 
 
 def _remedy(reason: Any) -> str:
     if any(word in reason.reason for word in _LOGGING):
         return (
             "Let Dynamo pass over that call: torch._dynamo.config.ignore_logger_methods.add(<the logger's method>), such as "
-            "logging.Logger.warning_once, before the first step."
+            "logging.Logger.warning_once, before the first step; a head and its loss are one graph then."
         )
     return "Take that line out of what is compiled, where you can; TORCH_LOGS=graph_breaks says more of it."

@@ -1,4 +1,4 @@
-"""Masks in dynamo's graph: rows written at one as one `where`, and attention without one that is known.
+"""Masks in dynamo's graph: a row that is written at one becomes a `where`, and attention drops one that is known.
 
     x[mask] = value            x: [batch, length, width], mask: [batch, length], value: [width]
     x.copy_(where(mask[..., None], value, x))          where a gradient of `value` is asked for
@@ -13,13 +13,17 @@ the sum over all rows, of which the others are zeros. A `value` with a row for e
 
 In Python a library leaves out a mask that lets everything pass; what it makes for torch.compile, which cannot look at data, it
 makes of constants. Expanded along the keys, such a mask has no fused kernel: attention became two matmuls and a softmax over
-scores in float32. So what depends on constants alone is computed here, once.
+scores in float32. So what depends on constants alone is computed here, once for all layers, up to `MOST_NBYTES`. A mask that
+is written to stays, and so do those within `torch.utils.checkpoint`. Dropout of attention without a mask may draw other numbers
+than with one, as eager's kernels do.
 
-Private: `_dynamo_source` of a placeholder, seen on torch 2.11, 2.13 and 2.15.
+Private: `_dynamo_source` of a placeholder, `_disable_current_modes`, `Tensor._version` of the tensors that Dynamo traced with:
+torch 2.11, 2.13 and 2.15.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -30,9 +34,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tracefuse.optimizers.ops import reached
 
-MOST_NBYTES = 2**24
-"""Of a mask that is looked at: more takes longer to compute than it is worth while a graph compiles."""
-_ASSIGNING = {"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor"}
+MOST_NBYTES = 2**26
+"""Of each value behind a mask that is looked at: more takes longer to compute than it is worth while a graph compiles."""
 ATTENTION = F.scaled_dot_product_attention
 _FIRST = "attn_mask", "dropout_p", "is_causal"
 """What attention takes behind query, key and value, in order."""
@@ -50,7 +53,8 @@ _FUNCTIONS = {
 
 def with_plain_masks(module: fx.GraphModule) -> fx.GraphModule:
     """The graph in which such lines are `where`s and attention has no such masks; `module` itself where there are none."""
-    causal = {node: found for node in module.graph.nodes if (found := _instead_of_mask(node)) is not None}
+    known: dict[fx.Node, bool | None] = {}
+    causal = {node: found for node in module.graph.nodes if (found := _instead_of_mask(node, known)) is not None}
     if not causal and not any(map(_is_one_row_at_mask, module.graph.nodes)):
         return module
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -101,12 +105,23 @@ def _is_one_row(value: Tensor, row: int, most: int) -> bool:
     return value.dim() <= most and all(isinstance(size, int) and size == 1 for size in before)
 
 
-def _instead_of_mask(node: fx.Node) -> bool | None:
-    """What attention's `is_causal` becomes if its mask is known and is no mask, or the causal one; None where it stays."""
+def _instead_of_mask(node: fx.Node, known: dict[fx.Node, bool | None]) -> bool | None:
+    """What attention's `is_causal` becomes if its mask is known and is no mask, or the causal one; None where it stays. `known`
+    are the masks that were looked at."""
     if node.op != "call_function" or node.target is not ATTENTION:
         return None
-    mask = dict(zip(_FIRST, node.args[3:], strict=False)).get("attn_mask", node.kwargs.get("attn_mask"))
-    value = _value_of(mask) if isinstance(mask, fx.Node) else None
+    given = dict(zip(_FIRST, node.args[3:], strict=False)) | node.kwargs
+    mask = given.get("attn_mask")
+    if not isinstance(mask, fx.Node) or given.get("is_causal", False) is not False:
+        return None
+    if mask not in known:
+        known[mask] = _is_causal(mask)
+    return known[mask]
+
+
+def _is_causal(mask: fx.Node) -> bool | None:
+    """False for a mask that lets all pass, True for the causal one; None for others."""
+    value = _value_of(mask)
     if value is None:
         return None
     passes = value if value.dtype == torch.bool else value == 0
@@ -119,9 +134,9 @@ def _instead_of_mask(node: fx.Node) -> bool | None:
 
 def _value_of(mask: fx.Node) -> Tensor | None:
     """A mask made of constants, on the CPU, once where batches and heads share it; None where it depends on anything else,
-    is written to, or is large."""
+    is written to, is large, or cannot be computed there."""
     behind = set(reached([mask], lambda node: node.all_input_nodes))
-    if not all(map(_is_of_constants, behind)) or _is_written(behind):
+    if not all(map(_is_of_constants, behind)) or any(map(_is_written, behind)) or not all(map(_is_small, behind)):
         return None
     values: dict[fx.Node, Any] = {}
     with _disable_current_modes():
@@ -130,13 +145,14 @@ def _value_of(mask: fx.Node) -> Tensor | None:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 kwargs = {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs
                 call = getattr(Tensor, node.target) if node.op == "call_method" else node.target
-                values[node] = call(*args, **kwargs)
-                if isinstance(values[node], Tensor) and values[node].untyped_storage().nbytes() > MOST_NBYTES:
+                try:
+                    values[node] = call(*args, **kwargs)
+                except (RuntimeError, TypeError):  # a CPU has no kernel for it
                     return None
-        value = values[mask]
-        for dim in range(value.dim() - 2):
-            value = value.narrow(dim, 0, 1) if value.stride(dim) == 0 else value
-    return value if value.numel() <= MOST_NBYTES else None
+    value = values[mask]
+    for dim in range(value.dim() - 2):
+        value = value.narrow(dim, 0, 1) if value.stride(dim) == 0 else value
+    return value
 
 
 def _is_of_constants(node: fx.Node) -> bool:
@@ -146,14 +162,17 @@ def _is_of_constants(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method") and known and not is_moved
 
 
-def _is_written(values: set[fx.Node]) -> bool:
-    """Whether an op writes to one of the values, or to a view of one."""
-    made = reached(values, lambda node: [user for user in node.users if _is_of_constants(user)])
-    return any(map(_writes, {user for node in made for user in node.users}))
+def _is_written(node: fx.Node) -> bool:
+    """Whether the graph writes to the value, which Dynamo's own tensor counts, as all of its views do."""
+    example = node.meta.get("example_value")
+    if not isinstance(example, Tensor):
+        return False
+    return example._version > 0 or any("_foreach" in str(user.target) or "out" in user.kwargs for user in node.users)
 
 
-def _writes(node: fx.Node) -> bool:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    is_assigning = getattr(node.target, "__module__", "") == "_operator" and name in _ASSIGNING
-    return is_in_place or is_assigning or "out" in node.kwargs
+def _is_small(node: fx.Node) -> bool:
+    example = node.meta.get("example_value")
+    if not isinstance(example, Tensor):
+        return True
+    kept = [size for size, step in zip(example.shape, example.stride(), strict=True) if step != 0]
+    return math.prod(kept) * example.element_size() <= MOST_NBYTES

@@ -43,8 +43,9 @@ def kernel_bytes(operands: Sequence[torch.Tensor], result: torch.Tensor) -> floa
 
 
 def is_by_element(operands: Sequence[torch.Tensor], result: torch.Tensor) -> bool:
-    """Whether computing offsets takes much longer than memory, although all operands are read along memory or broadcast: a
-    kernel that knows their strides takes no longer than memory then."""
+    """Whether computing offsets takes much longer than memory, although all operands are read along memory or broadcast, as
+    a kernel that knows their strides does. A number on the CPU is an argument of ATen's kernel."""
+    operands = [one for one in operands if one.dim() or one.device == result.device]
     touched = sum(map(touched_bytes, operands)) + touched_bytes(result)
     is_along = all(_loaded(operand, result) == touched_bytes(operand) for operand in operands)
     return is_along and kernel_bytes(operands, result) >= MUCH_LONGER * touched

@@ -136,8 +136,9 @@ rows per step were faster than 128 columns, beside a GELU's backward and beside 
 WHOLE_ROWS = Grain(0, LOOP_BLOCK, 132)
 """Of programs that hold whole rows: one or two for each multiprocessor of an H100 or H200, as many as find memory there for
 their loads (`STAGED_NBYTES`). With more of them the last ones run alone."""
-FEWEST_ELEMENTS = 4096
-"""Elements of a block of few rows. On an H200, sums of 2, 4 and 8 rows took 1.8 to 4.3 times as long over 64 columns."""
+FEW_ROWS, FEWEST_ELEMENTS = range(2, 9), 4096
+"""Rows that are few, and elements of their block. On an H200, sums of 2, 4 and 8 rows took 1.8 to 4.3 times as long over 64
+columns."""
 FINISH_COLS, FINISH_PROGRAMS = (8, 32), 96
 """Columns of a program that adds up partial sums: as few as memory hands out at once, until so many programs share the GPU."""
 SHORTEST_BLOCK = 512
@@ -224,13 +225,13 @@ def _step(columns: Geometry, grain: Grain, tuning: Tuning, fewest: int, reads: R
 def _widest(columns: Geometry, grain: Grain) -> int:
     """The most columns of a block: more than the grain's where a block of all rows would have too little to do."""
     n_outer, n_rows, n_cols = columns.sizes
-    cols = max(grain.cols, FEWEST_ELEMENTS // next_power_of_2(n_rows))
+    cols = FEWEST_ELEMENTS // next_power_of_2(n_rows) if n_rows in FEW_ROWS else grain.cols
     return cols if n_outer * n_cols >= grain.programs * cols else grain.cols
 
 
 def _warps(rows: int, cols: int) -> int:
     """The warps of a block. Where rows are few, each thread holds all of its columns, and threads lie along columns alone."""
-    is_flat = rows * cols <= FEWEST_ELEMENTS and cols >= 64 * rows
+    is_flat = rows in FEW_ROWS and rows * cols <= FEWEST_ELEMENTS and cols >= 64 * rows
     return warps_for(2 * cols if is_flat else rows * cols)
 
 

@@ -40,8 +40,10 @@ def _overruled(forward: Forward, choice: Choice) -> list[Decision]:
     if choice.weighed is None:
         return []
     by_factors, as_it_is = human_bytes(choice.weighed), human_bytes(forward.saved)
-    reason = f"by the pass's factors the forward would keep {by_factors}, as it is {as_it_is}: so bytes alone decide"
-    return [Decision("producer_input_weight", "overrule", reason)]
+    reason = (
+        f"by them the forward would keep {by_factors}, as it is {as_it_is}: so bytes alone decide in the whole program"
+    )
+    return [Decision("factors", "overrule", reason)]
 
 
 def _checkpointed(forward: Forward, node: fx.Node) -> str:
@@ -67,6 +69,8 @@ def _weighed(node: fx.Node, choice: Choice) -> str:
     op = producer(node)
     price = choice.prices[op]
     instead = f"to run {op_name(op)} again moves {human_bytes(price)}, as a kernel of its own" if price else _FROM
+    if choice.weighed is not None:
+        return f"{human_bytes(stored_bytes(node))}: {instead}"
     weighed = f"weighed as {human_bytes(choice.weights[node])} by the pass's factors"
     return f"{human_bytes(stored_bytes(node))}, {weighed}: {instead}"
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from tracefuse.dynamo import masks
 from tracefuse.dynamo.masks import ATTENTION, with_plain_masks
 
 Mask = Callable[[Tensor], Tensor]
@@ -50,6 +51,62 @@ def written_through_a_view(_: Tensor) -> Tensor:
     mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
     mask[0].view(-1).logical_and_(torch.arange(LENGTH) < 1)
     return mask
+
+
+@torch.library.custom_op("tracefuse_tests::hide_first", mutates_args=("mask",))
+def hide_first(mask: Tensor) -> None:
+    mask[..., 0] = False
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "narrowed": lambda m: m.view(-1).narrow(0, 0, 3).fill_(False),
+    "chunked": lambda m: m.chunk(2, 1)[1].zero_(),
+    "transposed": lambda m: m.T[1:].zero_(),
+    "squeezed": lambda m: m.squeeze(0)[:, 3].logical_and_(torch.zeros(LENGTH, dtype=torch.bool)),
+    "detached": lambda m: m[1].detach().fill_(False),
+    "by an overload": lambda m: torch.ops.aten.logical_and_.default(m[:, :3], torch.zeros(LENGTH, 3, dtype=torch.bool)),
+    "by a custom op": lambda m: hide_first(m),
+    "by a custom op through a view": lambda m: hide_first(m.view(-1)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_mask_that_is_written_to_in_any_way_stays(write: str) -> None:
+    def mask(_: Tensor) -> Tensor:
+        made = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+        WRITES[write](made)
+        return made
+
+    assert isinstance(attended(mask)["attn_mask"], fx.Node)
+
+
+def test_a_mask_beside_the_causal_one_stays() -> None:
+    class Both(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, q, q, torch.zeros(LENGTH, LENGTH), is_causal=True)
+
+    (q, _, _), model = operands(), Both()
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="tracefuse")(q), model(q))
+
+
+def test_a_mask_of_all_layers_is_computed_once_and_none_that_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[fx.Node] = []
+    monkeypatch.setattr(masks, "_value_of", lambda mask: looked.append(mask))
+
+    class Layers(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+            for _ in range(3):
+                q = F.scaled_dot_product_attention(q, q, q, mask)
+            return q
+
+    torch._dynamo.reset()
+    torch.compile(Layers(), backend="tracefuse")(operands()[0])
+    assert len(looked) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(masks, "MOST_NBYTES", 8)
+    assert isinstance(attended(causal)["attn_mask"], fx.Node)
 
 
 def of_data(q: Tensor) -> Tensor:

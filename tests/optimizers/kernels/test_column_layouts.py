@@ -51,12 +51,19 @@ def test_loads_under_way_fit_shared_memory(fn: Callable[..., Any], types: list[A
 
 
 @pytest.mark.parametrize(
-    ("rows", "block", "warps"), [(2, (2, 2048), 8), (4, (4, 1024), 4), (8, (8, 512), 4), (64, (64, 64), 8)]
+    ("rows", "block", "warps"),
+    [(2, (2, 2048), 8), (4, (4, 1024), 4), (8, (8, 512), 4), (16, (16, 64), 4), (64, (64, 64), 8)],
 )
 def test_a_block_of_few_rows_has_all_of_them_and_many_columns(rows: int, block: tuple[int, int], warps: int) -> None:
     """Such as the gradient of keys that heads share."""
     (launch,) = launches(kernel_of_types(lambda x: x.sum(1), ((16, rows, 1 << 17), bf16)))
     assert ((launch.blocks["ROWS"], launch.blocks["COLS"]), launch.num_warps) == (block, warps)
+
+
+@pytest.mark.parametrize("width", [1536, 2048])
+def test_one_row_in_a_block_has_the_warps_of_its_elements(width: int) -> None:
+    first, _ = launches(kernel_of_types(norm_backward, *norm_types(width, bf16)))
+    assert (first.blocks["ROWS"], first.blocks["COLS"], first.num_warps) == (1, 2048, 4)
 
 
 def test_few_columns_of_few_rows_are_shared_out_as_others() -> None:
