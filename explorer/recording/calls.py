@@ -284,16 +284,16 @@ class Recording:
     """What ran: `calls` in order, `externals` (value, tensor) that the program read from outside, `snapshots` of those it
     overwrote, generator states of random ops (`own_states` are the places of those that generators of the program's own
     had), the roots of every backward with the gradients given to them, the values that a leaf had (`superseded`) before it
-    became an input, where the host reads what a GPU computes (`stops`), the values that were still there (`held`) when a
-    backward was over, since the program's variables hold them, and where externals were given other memory (`replaced`) or
-    had it taken (`freed`), gradients that `torch.autograd.grad` gave of what (`taken`), Triton kernels launched outside of
-    any operator (`launches`), and autograd's nodes whose results no operator made (`unseen`). `settled` are the externals as
-    they were when a step's update had ended: what a loop does with their tensors afterwards is no part of it. `backwards`
-    counts the calls of autograd that started from what was recorded, `gradients` are those that they left of each leaf,
-    `updates` the calls of optimizers' `step`. `carried` are the externals in whose place the next step read another tensor of
-    this one, or will, since a module has it there, `others` those in whose place it read one that this one never met, and
-    `given` those that were another input before, and then given the memory of something that the program had computed:
-    both."""
+    became an input, what the program had computed of leaves that it made itself (`made_leaves`), where the host reads what a
+    GPU computes (`stops`), the values that were still there (`held`) when a backward was over, since the program's variables
+    hold them, and where externals were given other memory (`replaced`) or had it taken (`freed`), gradients that
+    `torch.autograd.grad` gave of what (`taken`), Triton kernels launched outside of any operator (`launches`), and autograd's
+    nodes whose results no operator made (`unseen`). `settled` are the externals as they were when a step's update had ended:
+    what a loop does with their tensors afterwards is no part of it. `backwards` counts the calls of autograd that started from
+    what was recorded, `gradients` are those that they left of each leaf, `updates` the calls of optimizers' `step`. `carried`
+    are the externals in whose place the next step read another tensor of this one, or will, since a module has it there,
+    `others` those in whose place it read one that this one never met, and `given` those that were another input before, and
+    then given the memory of something that the program had computed: both."""
 
     calls: list[Call] = field(default_factory=list)
     externals: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -303,6 +303,7 @@ class Recording:
     own_states: set[int] = field(default_factory=set)
     roots: list[tuple[Value, Value | None, torch.Tensor | None]] = field(default_factory=list)
     superseded: set[Value] = field(default_factory=set)
+    made_leaves: dict[Value, Value] = field(default_factory=dict)
     stops: list[Stop] = field(default_factory=list)
     held: set[Value] = field(default_factory=set)
     replaced: dict[Value, Source | None] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -203,11 +204,15 @@ class Identities:
         fresh = self._new(tensor, memory)
         if starts:
             self._started.add(fresh)
-        if (is_replaced or value is None) and (lies := self.memories.find(tensor)) is not None:
+        lies = self.memories.find(tensor) if is_replaced or value is None else None
+        if lies is not None:
             if is_replaced and value in self.recording.externals:
                 self.recording.given[fresh] = value, lies
             elif lies.base not in self.recording.externals:
                 self.lying[tensor] = True
+        made = lies if value is None and not is_replaced else value
+        if starts and made is not None and made not in self.recording.externals and made.layout == fresh.layout:
+            self.recording.made_leaves[fresh] = made
         self.recording.externals[fresh] = tensor
         if value is not None:
             self.recording.superseded.add(value)
@@ -253,6 +258,40 @@ class Identities:
         tensor = self.recording.externals.get(value)
         initialised_here = value in self.recording.snapshots and self.memories.of(tensor) in self._made_memory
         return (tensor is None or initialised_here) and value not in self._started
+
+    def compute_leaves(self, is_kept: Callable[[torch.Tensor, Value], bool]) -> None:
+        """Let the program of a step compute the leaves that it makes (`h = encoder(x).requires_grad_()`), as it does at each
+        call: they are inputs no more, and no gradient of theirs is left. Those that somebody keeps (`is_kept`) stay inputs, as
+        all do where nothing is updated: there the program ends with their gradients."""
+        recording = self.recording
+        gone = recording.replaced.keys() | recording.freed.keys()
+        found = [(leaf, of) for leaf, of in recording.made_leaves.items() if leaf not in gone]
+        made = {leaf: of for leaf, of in found if not is_kept(recording.externals[leaf], leaf)}
+        trained = recording.gradients.keys() - made.keys()
+        is_step = bool(recording.updates) or not trained.isdisjoint(recording.snapshots)
+        recording.made_leaves = {leaf: of for leaf, of in made.items() if is_step and self._detach(leaf, of)}
+        for leaf in recording.made_leaves:
+            self.lying.pop(recording.externals.pop(leaf))
+            for known in (recording.snapshots, recording.settled, recording.gradients, recording.carried):
+                known.pop(leaf, None)
+            recording.given.pop(leaf, None)
+            recording.others.discard(leaf)
+
+    def _detach(self, leaf: Value, of: Value) -> bool:
+        """Let the program detach a leaf from what it was before, where it is read first; whether the program has both."""
+        calls = self.recording.calls
+        at = next((at for at, call in enumerate(calls) if leaf in call.reads()), 0)
+        if not any(of in call.out_values() for call in calls[:at]):
+            return False
+        family = [value for call in calls[at:] for value in call.out_values() if value.base is leaf]
+        for value in (leaf, *family):
+            value.base = of.base
+        origin = replace(calls[at].origin, rng=None)
+        calls.insert(at, Call(torch.ops.aten.detach.default, (of,), {}, leaf, origin, in_engine=False))
+        for update in self.recording.updates:
+            update.start += update.start >= at
+            update.stop += update.stop > at
+        return True
 
     def made(self, tensor: torch.Tensor) -> Value:
         value = self.ids.get(tensor)

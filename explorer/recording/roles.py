@@ -178,7 +178,7 @@ def _gradients(
             continue
         if value in recording.externals:
             gradients[value] = gradient
-        else:
+        elif value not in recording.made_leaves:
             made_here[gradient] = f"{name}_grad"
     return gradients, made_here
 

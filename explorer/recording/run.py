@@ -260,6 +260,8 @@ class Run:
         recorder, thaw = self.recorder, self._thaw
         gradient_of = _gradient if thaw is None else thaw.gradient_of
         recorder.note_end()
+        held = _held(recorder)
+        recorder.values.compute_leaves(lambda tensor, leaf: type(tensor) is not torch.Tensor or leaf in held)
         roles = roles_of(recorder, namespace, returned, gradient_of, rebound)
         left = left_by(recorder, roles, namespace, returned, gradient_of)
         if rebound and not goes_on and isinstance(namespace, dict):
@@ -277,6 +279,16 @@ class Run:
             is_sharded=bool(sharded_parameters(recorder)),
             growing_list=growing_list(recorder, namespace),
         )
+
+
+def _held(recorder: Recorder) -> set[Value]:
+    """What the optimizers that made an update have, or keep."""
+    updates = recorder.recording.updates
+    optimizers = [optimizer for update in updates if (optimizer := update.optimizer()) is not None]
+    tensors = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+    tensors += [one for optimizer in optimizers for _, _, one in state_of(optimizer)]
+    held = {value for update in updates for _, values in update.groups for value in values}
+    return held | {value for one in tensors if (value := recorder.values.value_of(one)) is not None}
 
 
 def _gradient(leaf: torch.Tensor) -> torch.Tensor | None:

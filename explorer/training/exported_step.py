@@ -231,7 +231,7 @@ class TrainingStep:
             made = ", ".join(name for name in missing if name in CARRIED)
             before = (
                 f". Of {made} each step makes the next: return it from the step (`c.returned = loss, {made}` in the loop that "
-                "is captured), and pass what the call before returned"
+                "is captured, behind the line that makes the next one), and pass what the call before returned"
                 if made
                 else ""
             )

@@ -202,6 +202,13 @@ def told(ran: CapturedProgram, followed: CapturedProgram, steps: Steps | None) -
             f"the step takes {name} as {line} makes it, and nothing tells the data that it is made of from it: pass what "
             "comes of that line, or give that a variable, which the step then has as its name"
         )
+    returned = {node.name for out, node in followed.trace.output_pairs if out.kind == "result"}
+    for one in followed.carried:
+        if one.name in returned:
+            yield (
+                f"the step returns {one.name} as it was given it, and the next one reads another tensor in its place"
+                f"{where(one.source)}: to pass that on, let `c.returned` have that one, behind the line that makes it"
+            )
     for line in dict.fromkeys(str(one.source) for one in followed.carried if is_number_kept(one)):
         yield (
             f"{line} makes a number anew from that of the step before, which a compiled step does not: it stays as it is. "

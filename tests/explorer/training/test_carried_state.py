@@ -97,6 +97,17 @@ def test_a_state_that_is_left_out_is_refused_with_what_returns_it() -> None:
             step(**given)
 
 
+def test_a_state_that_is_returned_as_it_was_read_is_told_of() -> None:
+    ours, data = Loop(), data_of(5)
+    hx = ours.start()
+    with tracefuse.capture_step(n=3) as c:
+        for batch in data[:4]:
+            before, hx = hx, ours.train(hx, [batch])
+            c.returned = before
+    with pytest.warns(UserWarning, match="returns before as it was given it, and the next one reads another"):
+        c.optimize().compile()
+
+
 @pytest.mark.parametrize("steps", [3, 4], ids=["the last step", "a step before others"])
 def test_a_state_that_a_step_returns_is_called_as_the_one_that_it_takes(steps: int) -> None:
     ours = Long()
