@@ -146,7 +146,8 @@ class TrainingStep:
                     )
                 for key, value in options.items():
                     if group[key] != value:
-                        todo = f"for a rate that changes {remedy}, and " if key == "lr" and remedy else ""
+                        todo = "" if key == "lr" else "set it back, and keep it so, or "
+                        todo = f"for a rate that changes {remedy}, and " if key == "lr" and remedy else todo
                         raise ValueError(
                             f"{name}.param_groups[{at}][{key!r}] is {group[key]!r}, and the step was captured with {value!r}: "
                             f"{todo}capture it again"
