@@ -32,6 +32,7 @@ from tracefuse.dynamo.carried import Objects, gradient_of, is_object, objects_of
 from tracefuse.dynamo.joint_refusals import GraphInput, check_graph, number
 from tracefuse.errors import NotSupported
 from tracefuse.optimizers.origins import Origin, is_torchs
+from tracefuse.optimizers.rewrite import refresh_views
 from tracefuse.optimizers.trace import Input, InputKind, Output, Phase, Trace, eliminate_dead_code, fake_mode
 from tracefuse.optimizers.verify import verify
 from tracefuse.recording.frames import noted_source
@@ -129,6 +130,9 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
     made.output(tuple(node for _, node in pairs))
     eliminate_dead_code(made)
     trace = Trace(made, tuple(entry for _, entry in ordered), tuple(out for out, _ in pairs))
+    refresh_views(
+        made
+    )  # torch types an op anew where a Python number became a tensor, and leaves its views as they were
     verify(trace)
     primals = tuple(node.meta.get("desc") for node, entry in known.items() if entry.kind != "cotangent")
     constants = tuple(map(held.get, lifted))

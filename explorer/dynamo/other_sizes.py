@@ -43,6 +43,7 @@ from tracefuse.optimizers.rewrite import layout
 from tracefuse.optimizers.sizes.numbers import COUNT, NotAlike, Shift, Sizes, shifts_of
 from tracefuse.optimizers.sizes.questions import Question, check, check_numbers, questions
 from tracefuse.optimizers.sizes.texts import Text, merged
+from tracefuse.optimizers.sizes.traces import share_memory
 from tracefuse.optimizers.trace import val
 from tracefuse.recording.frames import tell_user
 
@@ -198,6 +199,8 @@ def line_of(programs: Sequence[Traced], symbols: Symbols) -> Line:
     sizes.same(tuple((one.halves.joint.results, one.halves.joint.gradients) for one in programs))
     sizes.same(tuple(tuple(one.numbers) for one in programs))
     traces = [one.halves.variant.trace for one in programs]
+    if any(share_memory(one.halves.joint.trace) for one in programs):
+        raise NotAlike("inputs lie in the same memory")
     asked = questions(traces)
     check_numbers([*questions([one.halves.joint.trace for one in programs]), *asked], sizes)
     text = merged([_text(one.halves.variant) for one in programs])

@@ -5,7 +5,7 @@ that are resized or copied into.
 Private names of torch that this file relies on, seen on 2.11, 2.13 and 2.15: `torch.autograd._engine_run_backward`. Of global
 hooks of modules: `_global_forward_hooks_with_kwargs`. Of what is compiled: `nn.Module._compiled_call_impl`, `_orig_mod`, and
 the frame `compile_wrapper`, which calls `fn`. Of kernels: `torch.cuda.jiterator._JittedFunction`, and `kernel_name`.
-Of dropouts their class `_DropoutNd`, seen on 2.13 and 2.14.
+Of layers what `__constants__` lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -186,19 +185,19 @@ class Slot(NamedTuple):
         return found if is_a(found, torch.Tensor) else None
 
 
+NUMBERS = {
+    *("alpha", "beta", "delta", "dropout", "eps", "label_smoothing", "lambd", "lower", "margin", "max_norm", "max_val"),
+    *("min_val", "momentum", "negative_slope", "norm_type", "p", "threshold", "upper", "value"),
+}
+"""What layers of torch compute with, and a program may set anew."""
+
+
 class Mode(NamedTuple):
-    """How a module, which is known weakly, ran, and its path: whether it was `training`, and with which probability it drops,
-    if it does."""
+    """How a module, which is known weakly, ran: by name whether it was `training`, if it asks, and numbers of `NUMBERS`."""
 
     module: weakref.ref[nn.Module]
     path: str
-    training: bool
-    p: Any = None
-
-    def is_kept(self) -> bool:
-        """Whether the module would run so now, as far as it is there."""
-        module = self.module()
-        return module is None or (module.training is self.training and (self.p is None or module.p == self.p))
+    options: Mapping[str, Any]
 
 
 class ModuleStack:
@@ -216,9 +215,9 @@ class ModuleStack:
         self.slots: WeakMap[Slot] = WeakMap()
         """By the tensor that was there when the module was met."""
         self._hooks = ExitStack()
-        self._entered: WeakMap[tuple[bool, Any]] = WeakMap()
+        self._entered: WeakMap[dict[str, Any]] = WeakMap()
         """How each module ran last."""
-        self._modes: WeakMap[tuple[bool, Any] | None] = WeakMap()
+        self._modes: WeakMap[dict[str, Any] | None] = WeakMap()
         """How those of the program ran, None of one that ran otherwise too."""
         self.arguments: WeakMap[Argument] = WeakMap()
         self.given: dict[Value, Argument] = {}
@@ -261,7 +260,7 @@ class ModuleStack:
         if module not in self._paths:
             self._meet(module)
         if torch.is_grad_enabled():  # what a validation runs is none of the step's
-            self._entered[module] = module.training, module.p if isinstance(module, _DropoutNd) else None
+            self._entered[module] = _options_of(module)
         compiled = _compiled_class(module) or (None if self._stack else _compiled_function())
         if compiled is not None:
             self.compiled[compiled] = None
@@ -316,15 +315,13 @@ class ModuleStack:
         self._entered = WeakMap()
 
     def modes(self) -> Iterator[Mode]:
-        """How the modules ran of which a backward was computed, but for those that run the same in either mode."""
-        for module, mode in self._modes.items():
-            if (
-                mode is not None
-                and _asks_for_mode(type(module))
-                and (at := self._paths.get(module)) is not None
-                and at.root in self.roots
-            ):
-                yield Mode(weakref.ref(module), self.in_full(at), *mode)
+        """How the modules ran of which a backward was computed, but for those that run the same in either mode and have no
+        numbers."""
+        for module, options in self._modes.items():
+            asks = options is not None and _asks_for_mode(type(module))
+            told = {name: one for name, one in (options or {}).items() if asks or name != "training"}
+            if told and (at := self._paths.get(module)) is not None and at.root in self.roots:
+                yield Mode(weakref.ref(module), self.in_full(at), told)
 
     def _meet(self, module: nn.Module) -> None:
         """A module that is none of a known one's. One that runs in no other may be of one of which a method runs, as
@@ -404,6 +401,14 @@ class ModuleStack:
                     name = self.roots[int(old.root)]
                     renamed[id(old)] = old, replace(old, module=name.of(old.module), root=name.name)
                 call.origin = renamed[id(old)][1]
+
+
+def _options_of(module: nn.Module) -> dict[str, Any]:
+    names = {*getattr(type(module), "__constants__", ())} & NUMBERS
+    if isinstance(module, nn.MultiheadAttention):
+        names = {"dropout"}
+    found = {name: getattr(module, name, None) for name in sorted(names)}
+    return {"training": module.training} | {k: v for k, v in found.items() if isinstance(v, (int, float, type(None)))}
 
 
 def _asks_for_mode(kind: type[nn.Module]) -> bool:

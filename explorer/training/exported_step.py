@@ -9,6 +9,7 @@ line here knows one optimizer from another: which numbers may change from step t
 import contextlib
 import operator
 import warnings
+import weakref
 
 import torch
 
@@ -145,7 +146,8 @@ class TrainingStep:
                     )
                 for key, value in options.items():
                     if group[key] != value:
-                        todo = f"for a rate that changes {remedy}, and " if key == "lr" and remedy else ""
+                        todo = "" if key == "lr" else "set it back, and keep it so, or "
+                        todo = f"for a rate that changes {remedy}, and " if key == "lr" and remedy else todo
                         raise ValueError(
                             f"{name}.param_groups[{at}][{key!r}] is {group[key]!r}, and the step was captured with {value!r}: "
                             f"{todo}capture it again"
@@ -279,6 +281,38 @@ def tell(said, stacklevel=4):
         warnings.warn(said, stacklevel=stacklevel)
 
 
+class Modes:
+    """Modules, by path and as what finds each, and the options that they had when the step was captured."""
+
+    def __init__(self, rows):
+        self.rows = [row for row in rows if row[1]() is not None]
+        self.known = [(find, operator.attrgetter(*options)) for _, find, options in self.rows]
+        values = [tuple(options.values()) for *_, options in self.rows]
+        self.before = [one if len(one) > 1 else one[0] for one in values]
+
+    def tell(self, stacklevel):
+        """Warn, once of each option, where a module would not run any more as it did when the step was captured."""
+        if [None if (one := find()) is None else get(one) for find, get in self.known] == self.before:
+            return
+        there = [(path, one, options) for path, find, options in self.rows if (one := find()) is not None]
+        changed = [(key, *row) for row in there for key, value in row[2].items() if getattr(row[1], key) != value]
+        first = {key: row for key, *row in reversed(changed)}
+        left = [
+            (*row, {key: value for key, value in options.items() if key not in first}) for *row, options in self.rows
+        ]
+        self.__init__([row for row in left if row[2]])
+        for key, (path, module, options) in first.items():
+            before = options[key]
+            back = f"Set `{key}` to {before} again"
+            if key == "training":
+                back = f"Call `train({before})` on it, or on the model"
+            tell(
+                f"{path or type(module).__name__} has {key}={getattr(module, key)}, and had {before} when the step was "
+                f"captured: a compiled step runs as the captured one did. {back}, or capture the step again",
+                stacklevel + 1,
+            )
+
+
 def sources():
     """What the captured program called each input, by name."""
     return {row[0]: row[1] for row in (*INPUTS, *UPDATED)}
@@ -292,6 +326,10 @@ def entries_of(optimizers):
     """All that the optimizers keep for their parameters, in order; not what else a program notes in their state."""
     kept = [entries for one in optimizers for entries in one.state.values() if isinstance(entries, dict)]
     return [one for entries in kept for one in entries.values()]
+
+
+def are_of(module, options):
+    return all(hasattr(module, key) for key in options)
 
 
 def are_same(some, others):
@@ -324,8 +362,12 @@ class Bound:
         self.models, self.optimizers, self.others = models, optimizers, others
         self.state, self.entries, self.there = [], [], []
         self.made = {}
+        parts = {path: one for root, model in self.rooted() for path, one in model.named_modules(None, root, False)}
+        known = [(path, parts[path], options) for path, options in MODES if path in parts]
+        self.modes = Modes([(path, weakref.ref(one), options) for path, one, options in known if are_of(one, options)])
 
     def is_current(self):
+        self.modes.tell(5)
         now = [part for one in self.optimizers for part in (one.state, one.param_groups)]
         is_same = are_same(now, self.state) and are_same(entries_of(self.optimizers), self.entries)
         # The parts of a TorchScript module have no `get`.
@@ -346,10 +388,14 @@ class Bound:
         rows += [(name, source, "state") for name, (source, _, _) in COUNTS.items()]
         return {name: self.found(named, name, source, kind) for name, source, kind in rows}
 
+    def rooted(self):
+        """The models with what names of their tensors begin with, the last one first."""
+        roots = MODELS if len(MODELS) > 1 else MODELS * len(self.models)
+        return reversed(list(zip(roots, self.models, strict=False)))
+
     def named(self):
         named = {}
-        roots = MODELS if len(MODELS) > 1 else MODELS * len(self.models)
-        for root, model in reversed(list(zip(roots, self.models, strict=False))):
+        for root, model in self.rooted():
             named |= dict(model.named_buffers(root, remove_duplicate=False))
             named |= dict(model.named_parameters(root, remove_duplicate=False))
         return named
@@ -459,6 +505,7 @@ def bind(model, optimizer, tensors=None):
     bound.order()
     for said in TOLD:
         tell(said, 3)
+    bound.modes.tell(3)
     return TrainingStep(bound, example_cotangents(COTANGENT_DTYPES))
 
 

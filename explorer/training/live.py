@@ -18,8 +18,8 @@ from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
-from tracefuse.recording.hooks import Held, Mode
-from tracefuse.training.exported_step import are_same, entries_of, tell
+from tracefuse.recording.hooks import Held
+from tracefuse.training.exported_step import Modes, are_same, entries_of, tell
 from tracefuse.training.graphed import graphed_step
 from tracefuse.training.rates import optimizers_of, rates_of
 
@@ -58,7 +58,7 @@ class Live:
         self._known: list[Any] = []
         self._entries: list[Any] = []
         self._told: set[str] = set()
-        self._note_modes(joint.modes)
+        self._modes = Modes([(one.path, one.module, one.options) for one in joint.modes])
 
     def tell_held(self, inputs: Sequence[str], held: Sequence[str]) -> None:
         """Warn, once for each, that data was left out of a call: it stays that of the captured step."""
@@ -71,38 +71,9 @@ class Live:
 
     def is_current(self) -> bool:
         """Whether optimizers have what they kept, which loading a checkpoint makes anew, and modules their tensors."""
-        self._tell_modes()
+        self._modes.tell(5)
         is_same = are_same(self._parts(), self._known) and are_same(entries_of(self._optimizers()), self._entries)
         return is_same and all(held.get(key) is tensor for held, key, tensor in self._there)
-
-    def _tell_modes(self) -> None:
-        """Warn, once, where a module would not run any more as it did when the step was captured."""
-        training = [one.training for one in self._dropouts]
-        training += [None if (one := known()) is None else one.training for known in self._others]
-        if training == self._training and [one.p for one in self._dropouts] == self._drops:
-            return
-        other = next((mode for mode in self._modes if not mode.is_kept()), None)
-        self._note_modes([] if other is not None else [one for one in self._modes if one.module() is not None])
-        module = None if other is None else other.module()
-        if other is None or module is None:
-            return
-        is_mode = module.training is not other.training
-        option, now, before = ("training", module.training, other.training) if is_mode else ("p", module.p, other.p)
-        back = f"Call `train({before})` on it, or on the model" if is_mode else f"Set `p` to {before} again"
-        tell(
-            f"{other.path or type(module).__name__} has {option}={now}, and had {before} when the step was captured: a "
-            f"compiled step runs as the captured one did. {back}, or capture the step again",
-            6,
-        )
-
-    def _note_modes(self, modes: Sequence[Mode]) -> None:
-        """Lists that are compared at each call. Of the modules those that have no tensors are kept alive."""
-        pairs = [(one, module) for one in modes if (module := one.module()) is not None]
-        dropouts = [(one, module) for one, module in pairs if one.p is not None]
-        others = [one for one, _ in pairs if one.p is None]
-        self._modes = [*(one for one, _ in dropouts), *others]
-        self._dropouts, self._drops = [module for _, module in dropouts], [one.p for one, _ in dropouts]
-        self._others, self._training = [one.module for one in others], [one.training for one in self._modes]
 
     def groups(self) -> list[list[dict[str, Any]]]:
         return [optimizer.param_groups for optimizer in self._optimizers()]

@@ -58,6 +58,7 @@ READ = "leave out the `.item()`, `float(t)` or `.tolist()` that reads it{}, and 
 MADE_OF_READ = "; where it is made of what the host reads of a tensor in {}, compute it with that tensor (`t.detach()`)"
 
 NORM = "give the batch norm a number as its `momentum`: with None it averages over the steps that it has counted"
+NORM_KEPT = "keep the `{}` of the batch norm as captured: let no schedule set it"
 NAMED = (
     "make it in the loop, in a line that does nothing else (`x = torch.tensor(…)`), as an input that the step then takes, or "
     "compute it from a count that the step raises itself (`count.add_(1)`)"
@@ -310,6 +311,15 @@ def _check_old_gradients(joint: Optimised, update: Optimised) -> None:
         for entry, placeholder in trace.input_pairs:
             if entry.source == OLD_GRADIENT and placeholder.users:
                 line = where(origin(next(iter(placeholder.users))).source)
+                if any(
+                    node in placeholder.users and node.target is torch.ops.aten.zero.default for node in trace.returned
+                ):
+                    raise ExportError(
+                        f"the optimizer has a parameter that the step gives no gradient: it reads an old one, set to zero, "
+                        f"in its `.grad`{line}, and a compiled step leaves none there. Set gradients to None "
+                        "(`optimizer.zero_grad()`, without `set_to_none=False`), with which the optimizer leaves such a "
+                        "parameter as it is, or give it only parameters that the step trains."
+                    )
                 raise ExportError(
                     f"the step reads a gradient that the step before has left in `.grad`{line}, and a compiled step leaves "
                     "none: read gradients behind the backward of their own step, before `optimizer.step()`."
@@ -343,15 +353,43 @@ def _check_varying(
         if one.op == MADE:
             _check_made(one, joint.program, update.program)
             continue
-        is_new = is_rate(one.op, one.argument) or one.here in values.get(str(one.source or ""), ())
+        is_followed = one.here in values.get(str(one.source or ""), ())
+        if is_followed and (kept := _other_option(one, update.program.stepped)):
+            raise ExportError(
+                f"{one}: of what an optimizer computes with, a compiled step follows rates and counts: {kept}."
+            )
+        is_new = is_followed or is_rate(one.op, one.argument)
         if not one.is_shape and not is_new and str(one.source or "") in lines:
-            todo = NORM if one.argument == "momentum" and "batch_norm" in one.op else ""
+            todo = _of_norm(one)
             todo = todo or remedy(one.argument, one.source, _whose(one.source, alone, update), one.here)
             todo = todo or (OTHER if _is_of_library(one.source, update.program.stepped) else "")
             todo = todo or _of_data(one, joint.program, update.program.trace)
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
+
+
+def _other_option(one: Varying, steps: Sequence[Stepped]) -> str:
+    """What to do where a number that follows a rate varies with another option too, such as a decay that is scheduled; ""
+    where no other one has changed since."""
+    for step in steps:
+        optimizer = step.optimizer() if step.source == one.source else None
+        groups = () if optimizer is None else zip(step.groups, optimizer.param_groups, strict=False)
+        for before, now in groups:
+            for key, value in before.items():
+                if key != "lr" and isinstance(value, (int, float, tuple)) and now.get(key, value) != value:
+                    return _KEPT.format(key, step.kind)
+    return ""
+
+
+def _of_norm(one: Varying) -> str:
+    """What to do about a number of a batch norm that varies; "" of another one. One that counts its steps takes 1, 1/2, 1/3
+    and so on as its momentum."""
+    if one.argument not in ("momentum", "eps") or "batch_norm" not in one.op:
+        return ""
+    here, there = (1 / float(number) if number else 0.0 for number in (one.here, one.there))
+    counts = one.argument == "momentum" and math.isclose(here + 1, there) and math.isclose(here, round(here))
+    return NORM if counts else NORM_KEPT.format(one.argument)
 
 
 def _check_made(one: Varying, joint: CapturedProgram, update: CapturedProgram) -> None:

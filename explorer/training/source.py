@@ -20,7 +20,7 @@ from tracefuse.steps.steps import Steps
 from tracefuse.training.step_tables import Parts, tables
 
 _FILE = (Path(__file__).parent / "exported_step.py").read_text()
-_IMPORTS = ("contextlib", "operator", "warnings")
+_IMPORTS = ("contextlib", "operator", "warnings", "weakref")
 _RUNTIME = _FILE.split("# --- copied into every exported file of a whole step ---\n")[1]
 
 ABOUT = (

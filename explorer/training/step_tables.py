@@ -171,6 +171,9 @@ def _of_holders(step: Parts) -> Iterator[str]:
     yield f"OPTIMIZERS = {_options(update, {*step.rates.values(), *places})}"
     owned = [next(iter(one.group_of), "") for one in optimizers_of(update)]
     yield f"OWNS = {[step.called.get(name, '') for name in owned]!r}  # of each optimizer a parameter"
+    yield "MODES = [  # modules, and what they had when the step was captured"
+    yield from (f"    ({one.path!r}, {literal(dict(one.options))})," for one in captured.modes)
+    yield "]"
     yield f"KINDS = { {i.name: i.kind for i in step.joint.forward.inputs}!r}"
     lost = {*_of_kind(captured.trace, "gradient")} - {*_of_kind(step.joint.trace, "gradient")}
     yield f"FROZEN = {tuple(sorted(lost))!r}  # parameters that the passes froze"

@@ -15,9 +15,9 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tracefuse.optimizers.facts import storages
+from tracefuse.optimizers.facts import span, storages
 from tracefuse.optimizers.fakes.answers import yields
-from tracefuse.optimizers.fakes.made import fake_tensor
+from tracefuse.optimizers.fakes.made import fake_memory, fake_tensor, fake_view
 from tracefuse.optimizers.fakes.mode import FakeMode
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel, kernel_of
@@ -52,7 +52,7 @@ class _Made:
     def trace(self, traces: Sequence[Trace]) -> Trace:
         first = traces[0]
         self.sizes.same(tuple((one.inputs, one.outputs, one.name) for one in traces))
-        if any(_share_memory(one) for one in traces):
+        if any(map(share_memory, traces)):
             raise NotAlike("inputs lie in the same memory")
         nodes = [list(one.graph.nodes) for one in traces]
         if len({len(one) for one in nodes}) > 1:
@@ -73,7 +73,7 @@ class _Made:
         first = alike[0]
         if first.op == "placeholder":
             node = graph.create_node("placeholder", first.target, name=first.name)
-            value = self._own(tuple(map(val, alike)))
+            value = self._given(tuple(map(val, alike)))
         else:
             target = self._target(tuple(one.target for one in alike))
             args = self._arguments(tuple(one.args for one in alike), new)
@@ -118,6 +118,15 @@ class _Made:
         """A value in memory of its own."""
         return fake_tensor(self.mode, *self.sizes.layout(map(layout, at)))
 
+    def _given(self, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """An input, which begins in its memory where the three sizes tell, as a cotangent of a view does."""
+        offset = self.sizes.number(tuple(one.storage_offset() for one in at))
+        if not offset:
+            return self._own(at)
+        shape, stride, dtype, device = self.sizes.layout(map(layout, at))
+        memory = fake_memory((offset + span(shape, stride)) * dtype.itemsize)
+        return fake_view(self.mode, memory, offset, shape, stride, dtype, device)
+
     def _yielded(self, target: Callable[..., Any], args: Any, kwargs: Any, at: tuple[Any, ...]) -> Any:
         """What an op yields; a kernel what its numbers tell, as its body was asked op by op when the kernel was made."""
         if isinstance(target, Kernel):
@@ -154,10 +163,10 @@ class _Made:
             raise NotAlike(f"{name} is no tensor")
 
 
-def _share_memory(trace: Trace) -> bool:
-    """Whether two inputs do, or one does not begin where its memory begins."""
+def share_memory(trace: Trace) -> bool:
+    """Whether two inputs do."""
     memories = [memory for node in trace.placeholders for memory in storages(node)]
-    return len(set(memories)) < len(memories) or any(val(node).storage_offset() for node in trace.placeholders)
+    return len(set(memories)) < len(memories)
 
 
 def _name(node: Any) -> str:

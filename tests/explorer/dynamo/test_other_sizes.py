@@ -97,6 +97,36 @@ def test_a_gpt_has_the_numbers_of_eager(traced: list[int]) -> None:
     assert len(traced) == len(FIRST) + 2  # 1 is another graph of dynamo's, and 2 too far from those
 
 
+class Ends(nn.Module):
+    """Returns a part of what it computes, whose cotangent begins where the part does in its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.project(x), x], 1).view(-1, 4)[x.shape[0] :]
+
+
+class Tail(Ends):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(x)[1:]
+
+
+@pytest.mark.parametrize("kind", [Ends, Tail])
+def test_a_model_that_returns_a_part_is_shown_at_each_size(kind: type[nn.Module], traced: list[int]) -> None:
+    model = kind().double()
+    eager = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=backend)
+    for rows in (5, 7, 9, 11, 8, 10, 16, 6):
+        x = torch.randn(rows, 4, dtype=torch.float64)
+        torch.testing.assert_close(gradients(model, compiled, x), gradients(eager, eager, x))
+    graphs = tracefuse.compiled(model)
+    assert len(graphs) == 8 > len(traced)
+    assert len({one.trace.op_count for one in graphs}) == 1
+    tracefuse.explore(model)
+
+
 def test_on_a_gpu_each_size_is_compiled(traced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracefuse.backend.this_gpu", lambda: "a GPU")
     model = nn.Linear(8, 6)

@@ -222,6 +222,40 @@ def test_a_float_of_the_module_is_known_when_it_is_called() -> None:
         found.sum().backward()
 
 
+FLOATS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "a view of a product": lambda h, k: (h * k).t() * 2,
+    "a temperature": lambda h, k: (h / k).softmax(-1),
+    "the weight of a loss": lambda h, k: h.square().mean() * k + h.mean(),
+    "a power": lambda h, k: h.exp() ** k,
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_float_that_varies_is_compiled_for_four_numbers(name: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, k: float) -> Tensor:
+            return FLOATS[name](self.project(x), k)
+
+    model = Model().double()
+    compiled = torch.compile(model, backend=backend)
+    with quiet() as said:
+        warnings.simplefilter("always")
+        for k in (1.0, 2.0, 2.5, 0.5):
+            x, found = torch.randn(4, 4, dtype=torch.float64), []
+            for run in (compiled, model):
+                model.zero_grad()
+                result = run(x, k)
+                result.sum().backward()
+                found.append([result.detach(), *(one.grad.clone() for one in model.parameters())])
+            torch.testing.assert_close(*found)
+    assert [str(one.message) for one in said] == []
+    assert len(tracefuse.compiled(model)) in (2, 4)  # torch may make a tensor of it that all further numbers share
+
+
 def test_no_number_is_drawn_while_a_size_is_compiled() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     ours = copy.deepcopy(model)

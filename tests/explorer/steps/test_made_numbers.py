@@ -195,3 +195,15 @@ def test_a_batch_norm_that_averages_over_all_steps_is_refused_with_what_it_can_d
     norm = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, momentum=None)).double()
     with pytest.raises(ExportError, match=r"momentum of aten\.\w+.*give the batch norm a number as its `momentum`"):
         seen(step, Training(norm)).optimize().compile()
+
+
+@pytest.mark.parametrize("option", ["momentum", "eps"])
+def test_a_number_of_a_batch_norm_that_a_schedule_sets_is_refused_with_what_holds(option: str) -> None:
+    def step(all_: Training, x: Tensor, number: int) -> None:
+        setattr(all_.net[1], option, 0.1 * 0.9**number)
+        all_.net(x).square().mean().backward()
+        all_.opt.step()
+
+    norm = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).double()
+    with pytest.raises(ExportError, match=rf"{option} of aten\.\w+.*keep the `{option}` of the batch norm as captured"):
+        seen(step, Training(norm)).optimize().compile()

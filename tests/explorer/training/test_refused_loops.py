@@ -477,6 +477,87 @@ def test_the_rates_of_a_schedule_that_cycles_no_momenta_are_followed() -> None:
     check(OfAdamWWithout)
 
 
+class Decayed(Plain):
+    """Schedules the decay in each step, as DINO does, and the rate with it."""
+
+    make = optim.AdamW
+    is_decay = True
+
+    def between(self) -> None:
+        (group,) = self.opt.param_groups
+        group["lr"] *= 0.9
+        group["weight_decay"] += 0.01 * self.is_decay
+
+
+class DecayedAlone(Decayed):
+    def between(self) -> None:
+        self.opt.param_groups[0]["weight_decay"] += 0.01
+
+
+class DecayedFused(Decayed):
+    make = functools.partial(optim.AdamW, fused=True)
+
+
+class Kept(Decayed):
+    is_decay = False
+
+
+@pytest.mark.parametrize("kind", [Decayed, DecayedAlone, DecayedFused])
+def test_a_decay_that_a_schedule_sets_is_to_be_kept(kind: type[Loop]) -> None:
+    variant = captured(loop := kind(), data_of(4))
+    with pytest.raises(ExportError, match=r"keep weight_decay of AdamW as captured \("):
+        variant.compile()
+    assert loop.opt.param_groups
+
+
+def test_a_decay_that_is_kept_is_compiled_beside_a_rate_that_changes() -> None:
+    check(Kept)
+
+
+class Unused(Loop):
+    """Has a parameter that no step gives a gradient, and that got one before."""
+
+    options: dict[str, Any] = {"set_to_none": False}  # noqa: RUF012
+
+    def optimizer(self) -> optim.Optimizer:
+        self.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self.unused.sum().backward()
+        return optim.SGD([*self.model.parameters(), self.unused], lr=0.01, weight_decay=0.3, momentum=0.9)
+
+    def zero(self) -> None:
+        self.opt.zero_grad(**self.options)
+
+
+class UnusedWithout(Unused):
+    options = {}  # noqa: RUF012
+
+
+class UnusedModule(Unused):
+    """One of a module, which an optimizer on a CPU updates as any other."""
+
+    def optimizer(self) -> optim.Optimizer:
+        self.other = nn.Linear(2, 2).double()
+        self.other(torch.ones(2, dtype=torch.float64)).sum().backward()
+        return optim.SGD([*self.model.parameters(), *self.other.parameters()], lr=0.01, weight_decay=0.3)
+
+
+class UnusedLeftOut(Unused):
+    def optimizer(self) -> optim.Optimizer:
+        super().optimizer()
+        return optim.SGD(self.model.parameters(), lr=0.01, weight_decay=0.3, momentum=0.9)
+
+
+@pytest.mark.parametrize("kind", [Unused, UnusedModule])
+def test_an_old_gradient_that_is_zero_is_refused_with_what_holds(kind: type[Loop]) -> None:
+    with pytest.raises(ExportError, match=r"a parameter that the step gives no gradient.*Set gradients to None \("):
+        captured(kind(), data_of(4)).compile()
+
+
+@pytest.mark.parametrize("kind", [UnusedWithout, UnusedLeftOut])
+def test_what_is_said_of_an_old_gradient_holds(kind: type[Loop]) -> None:
+    check(kind)
+
+
 class FusedAdagrad(Loop):
     def optimizer(self) -> optim.Optimizer:
         return optim.Adagrad(self.model.parameters(), lr=0.01, fused=True)

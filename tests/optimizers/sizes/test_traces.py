@@ -65,11 +65,27 @@ def test_a_view_that_lies_elsewhere_in_its_memory() -> None:
 
 
 def test_inputs_in_one_memory_are_refused() -> None:
-    def made(n: int) -> Tensor:
-        return torch.randn(n + 1, 4)[1:]
+    def made(n: int) -> tuple[Tensor, Tensor]:
+        both = torch.randn(2 * n, 4)
+        return both[:n], both[n:]
 
     with pytest.raises(NotAlike, match="memory"):
-        at_size(known_sizes(9), at_sizes(torch.sin, made))
+        at_size(known_sizes(9), at_sizes(lambda pair: pair[0] + pair[1], made))
+
+
+@pytest.mark.parametrize("is_moving", [False, True])
+def test_an_input_begins_in_its_memory_where_three_sizes_tell(is_moving: bool) -> None:
+    def made(n: int) -> Tensor:
+        return torch.randn(2 * n, 4)[n if is_moving else 1 :][:n]
+
+    def function(x: Tensor) -> Tensor:
+        return x.view(-1, 2, 2).sin()
+
+    found = at_size(known_sizes(9), at_sizes(function, made))
+    (expected,) = at_sizes(function, made, [9])
+    assert found.code == expected.code
+    (old,), (new,) = expected.placeholders, found.placeholders
+    assert old.meta["val"].storage_offset() == new.meta["val"].storage_offset() > 0
 
 
 @pytest.mark.parametrize("function", OTHER_PROGRAMS.values(), ids=OTHER_PROGRAMS)
