@@ -14,8 +14,8 @@ the sum over all rows, of which the others are zeros. A `value` with a row for e
 In Python a library leaves out a mask that lets everything pass; what it makes for torch.compile, which cannot look at data, it
 makes of constants. Expanded along the keys, such a mask has no fused kernel: attention became two matmuls and a softmax over
 scores in float32. So what depends on constants alone is computed here, once for all layers, up to `MOST_NBYTES`. A mask that
-is written to stays, and so do those within `torch.utils.checkpoint`. Dropout of attention without a mask may draw other numbers
-than with one, as eager's kernels do.
+is written to stays, and so do those within `torch.utils.checkpoint`. Dropout of attention without a mask may draw other
+numbers than with one, as eager's kernels do.
 
 Private: `_dynamo_source` of a placeholder, `_disable_current_modes`, `Tensor._version` of the tensors that Dynamo traced with:
 torch 2.11, 2.13 and 2.15.
@@ -106,8 +106,8 @@ def _is_one_row(value: Tensor, row: int, most: int) -> bool:
 
 
 def _instead_of_mask(node: fx.Node, known: dict[fx.Node, bool | None]) -> bool | None:
-    """What attention's `is_causal` becomes if its mask is known and is no mask, or the causal one; None where it stays. `known`
-    are the masks that were looked at."""
+    """What attention's `is_causal` becomes if its mask is known and is no mask, or the causal one; None where it stays.
+    `known` are the masks that were looked at."""
     if node.op != "call_function" or node.target is not ATTENTION:
         return None
     given = dict(zip(_FIRST, node.args[3:], strict=False)) | node.kwargs

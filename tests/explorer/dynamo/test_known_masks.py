@@ -65,7 +65,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "squeezed": lambda m: m.squeeze(0)[:, 3].logical_and_(torch.zeros(LENGTH, dtype=torch.bool)),
     "detached": lambda m: m[1].detach().fill_(False),
     "by an overload": lambda m: torch.ops.aten.logical_and_.default(m[:, :3], torch.zeros(LENGTH, 3, dtype=torch.bool)),
-    "by a custom op": lambda m: hide_first(m),
+    "by a custom op": hide_first,
     "by a custom op through a view": lambda m: hide_first(m.view(-1)),
 }
 
@@ -92,7 +92,7 @@ def test_a_mask_beside_the_causal_one_stays() -> None:
 
 def test_a_mask_of_all_layers_is_computed_once_and_none_that_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[fx.Node] = []
-    monkeypatch.setattr(masks, "_value_of", lambda mask: looked.append(mask))
+    monkeypatch.setattr(masks, "_value_of", looked.append)
 
     class Layers(nn.Module):
         def forward(self, q: Tensor) -> Tensor:
