@@ -117,10 +117,16 @@ def test_on_a_cpu_that_passes_made_slower_it_says_why() -> None:
 def test_without_a_gpu_all_times_are_modelled_for_an_example() -> None:
     said = payload(tiny_ops(2, 4096))["sentence"]["said"]
     assert re.match(
-        r"A step would take at least \d+ µs on an example GPU \(H100 SXM\), modelled, \d+ % of it at ", said
+        r"A step would take at least [\d.]+ ms on an example GPU \(H100 SXM\), modelled, \d+ % of it at ", said
     )
     of_target = payload(tiny_ops(2, 4096), clock=modelled_clock(tiny_ops(2, 4096), gpu="L4"))["sentence"]["said"]
     assert re.match(r"A step would take at least [\d.]+ ms on L4, modelled, \d+ % of it at ", of_target)
+
+
+def test_the_example_takes_what_the_gpu_of_its_name_takes() -> None:
+    of_float32 = tiny_ops(2, 4096)
+    example, chosen = (modelled_clock(of_float32, gpu=gpu).record() for gpu in ("", "H100"))
+    assert example["step_us"] == chosen["step_us"]
 
 
 @pytest.mark.parametrize("passes", [{}, {"fuse": False}])
