@@ -24,6 +24,11 @@ from tracefuse.widgets.payload.clock import DEFAULT, Clock
 MOST_ACTIONS = 3
 LEAST = 0.005
 """The least share of the step that is told as a change."""
+NOTHING = "nothing without"
+"""What the worth begins with of a finding that is no lever as the program is."""
+GRAPH_HERE, GRAPH = "cuda_graph=True", 'a CUDA graph (torch.compile(mode="reduce-overhead"))'
+"""What replays a step without launching its kernels one by one: on the GPU that is here, and on one that is modelled."""
+LARGER = "a larger batch is free until the kernels fill the GPU"
 
 
 def sentence_record(
@@ -41,7 +46,7 @@ def sentence_record(
     passes that pull it already: the one that passes gain more by than what is left of the first one, then what is left, in
     the order of `findings`. Where it `is_blocked`, the step is only shown, and neither compiled nor measured; where it
     `is_pinned`, the step before is that of the pinned configuration."""
-    left = list(filter(_is_left, findings))
+    left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
     is_bound = clock.launches is not None
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
     pulled = max((one for one in findings if one["mended_by"] and gained(one)), key=gained, default=None)
@@ -49,7 +54,7 @@ def sentence_record(
         pulled = None
     rest = [one for one in left if one is not pulled]
     head = (
-        _of_launches(clock, slow, is_on_gpu and not is_blocked, is_pinned)
+        _of_launches(clock, slow, "" if is_blocked else GRAPH_HERE if is_on_gpu else GRAPH, is_pinned)
         if is_bound
         else _of_time(clock, slow, is_on_gpu, rows, is_pinned)
     )
@@ -130,8 +135,9 @@ def _place(clock: Clock) -> str:
     return f"an example GPU ({clock.device})" if clock.chosen == DEFAULT and chosen() is None else clock.device
 
 
-def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pinned: bool) -> list[str]:
-    """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
+def _of_launches(clock: Clock, slow: Slowest | None, graph: str, is_pinned: bool) -> list[str]:
+    """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph, of
+    which `graph` is what makes one, "" where none can be made."""
     assert clock.launches is not None
     counts = [round(sum(one.values())) for one in clock.launches]
     launching = [launching_us(one) for one in clock.launches]
@@ -142,14 +148,18 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pi
         first += f"{now}."
     elif is_pinned:
         first += f"{now}; as pinned, {was}."
+    elif launching[0] > running[0] and counts[1] > counts[0]:
+        more = counts[1] - counts[0]
+        first += f"{was}; the passes add {more:,} launch{'es' * (more > 1)}: {time_text(launching[1])}."
     elif launching[0] > running[0]:
         left = f"{counts[1]:,} launches and" if counts[1] > 1 else "one launch and"
         first += f"{was}; the passes leave {left} {time_text(launching[1])}."
     else:
         first += f"with the passes {now}; before them {_running(counts[0])} {time_text(running[0])}."
-    graph = "cuda_graph=True launches all at once" * can_be_graphed
-    helps = f"fewer launches help most{f', and {graph}' * can_be_graphed}" if counts[1] > 1 else graph
-    then = "; ".join(filter(None, [_whose(slow) if slow and counts[1] > 1 else "", helps]))
+    told = [_whose(slow)] if slow and counts[1] > 1 else []
+    if counts[1] > 1:
+        told.append(f"fewer launches help most{f', and {graph} launches all at once' * bool(graph)}")
+    then = "; ".join([*told, *[LARGER] * bool(graph)])
     return [first, f"{then[0].upper()}{then[1:]}."] if then else [first]
 
 

@@ -24,7 +24,7 @@ from tracefuse.text import time_text
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock
 from tracefuse.widgets.payload.program import payload
-from tracefuse.widgets.payload.sentence import in_short, sentence_record
+from tracefuse.widgets.payload.sentence import GRAPH, LARGER, in_short, sentence_record
 from tracefuse.widgets.text import to_text
 
 ROOT = Path(__file__).parents[3]
@@ -156,7 +156,7 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     bound = f"The GPU waits for launches: on an example GPU (H100 SXM), modelled, {before:,} launches take "
     bound += f"{time_text(HOST_US * before)}, their kernels {us}; the passes leave {after:,} launches and "
     bound += f"{time_text(host_us)}. "
-    bound += f"{most} of those {after:,} are at {place}; fewer launches help most."
+    bound += f"{most} of those {after:,} are at {place}; fewer launches help most, and {GRAPH} launches all at once; {LARGER}."
     assert bound.startswith(shown["sentence"]["lead"])
     said, head = shown["sentence"]["said"], shown["sentence"]["head"]
     assert head == bound
@@ -216,7 +216,7 @@ def test_the_first_sentence_says_what_is_slow_and_at_which_line(
     on = r"The GPU waits for launches: on an example GPU \(a GPU\), modelled, 1,200 launches"
     assert re.fullmatch(rf"{on} take {took}, their kernels .*; the passes leave 900 launches and {left}", first)
     said = "Fewer" if found is None else f"{of_launches}; fewer"
-    assert then == f"{said} launches help most, and cuda_graph=True launches all at once."
+    assert then == f"{said} launches help most, and cuda_graph=True launches all at once; {LARGER}."
 
 
 def test_which_side_waits_for_launches_is_told() -> None:
@@ -241,8 +241,28 @@ def test_which_side_waits_for_launches_is_told() -> None:
     assert (
         left
         == f"The GPU waits for launches: on X, modelled, {said} Fewer launches help most, and cuda_graph=True "
-        + ("launches all at once.")
+        + (f"launches all at once; {LARGER}.")
     )
+
+
+@pytest.mark.parametrize(("before", "after"), [(169, 216), (169, 170), (216, 169)])
+def test_whether_passes_add_launches_or_leave_fewer_is_told(before: int, after: int) -> None:
+    each = dict.fromkeys(range(before), 1.0), dict.fromkeys(range(after), 1.0)
+    times = OpTimes({"y": 2.0}, "modelled: x"), OpTimes({"y": 1.0}, "modelled: x")
+    said = sentence_record(Clock(times, "X", clock("modelled for").of, "X", each=each), [], None, [], True, {})["head"]
+    takes = time_text(after * HOST_US)
+    assert (f"; the passes leave {after} launches and {takes}. " in said) == (after < before)
+    assert (f"; the passes add {after - before} launch{'es' * (after - before > 1)}: {takes}. " in said) == (
+        after > before
+    )
+
+
+def test_what_is_worth_nothing_is_no_lever() -> None:
+    found = [
+        finding("unaligned", "nothing without TF32"),
+        finding("other", "1 ms of 10 ms a step, 10 % (modelled)", 0.1),
+    ]
+    assert [one["key"] for one in said_of(found)["actions"]] == ["other"]
 
 
 def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
@@ -251,6 +271,8 @@ def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
     for is_on_gpu, is_blocked in ((True, False), (False, False), (True, True)):
         said = sentence_record(bound, rows, None, [], is_on_gpu, {}, is_blocked)["said"]
         assert ("cuda_graph=True" in said) == (is_on_gpu and not is_blocked)
+        assert ('torch.compile(mode="reduce-overhead")' in said) == (not is_on_gpu)
+        assert (LARGER in said) == (not is_blocked)
 
 
 def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:
