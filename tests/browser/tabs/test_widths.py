@@ -116,6 +116,8 @@ def test_what_leads_is_read_whole(page: Page, go_live: Callable[[Page], None]) -
         assert not is_cut(text), text.text_content()
     bottom = first.bounding_box()["y"] + first.bounding_box()["height"]
     assert all(one.bounding_box()["y"] + one.bounding_box()["height"] <= bottom for one in texts.all())
+    lever, fix, button = (page.locator(one).bounding_box() for one in (".tf-lever", ".tf-lever-fix", ".tf-apply"))
+    assert fix["width"] > lever["width"] - button["width"] - 40, "nothing stands beside a fix but what applies it"
 
 
 def test_the_legend_of_the_graph_has_no_row_half_seen(page: Page) -> None:

@@ -71,14 +71,19 @@ function timeTile(payload, live) {
   const [ran, of] = paired(clock.step_us, spans);
   const below = isTimed ? ratio(row, payload) : clock.launches ? note(`kernels ${ran.join(" → ")} ${of}`, `the step takes what the host needs to launch its kernels; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.takes_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
-  return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
+  return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${meaning(clock)}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
+}
+
+/** How the step's figure is known: launches are counted where a modelled step waits for them. @param {Pick<Clock, "kinds" | "launches">} clock */
+export function meaning({ kinds, launches }) {
+  return launches ? "what launching its kernels one by one takes: nothing was timed" : KINDS[kinds[1]][1];
 }
 
 /** How many launches they are, where these are what counts; and the change. @param {Payload} payload */
 function opsBelow({ summary: { ops }, clock: { launches }, blocked }) {
   if (!launches) return pill(ops, blocked);
   if (launches.join() === ops.join()) return h("span", null, pill(ops, blocked), note(" a launch each"));
-  return note(`in ${launches.join(" → ")} launches`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor");
+  return note(`in ${launches.join(" → ")} launches`, "A GPU makes an optimizer's update list by list");
 }
 
 /** @param {Payload} payload */
