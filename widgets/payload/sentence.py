@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracefuse.device.target import chosen
 from tracefuse.findings.kinds import KINDS
@@ -31,6 +31,15 @@ GRAPH_HERE, GRAPH = "cuda_graph=True", 'a CUDA graph (torch.compile(mode="reduce
 LARGER = "a larger batch is free until the kernels fill the GPU"
 
 
+class Switch(NamedTuple):
+    """A pass that is on: what the step takes without it, how that is known, and the `changes` of options that switch it."""
+
+    name: str
+    step_us: float
+    kind: str
+    changes: dict[str, Any]
+
+
 def sentence_record(
     clock: Clock,
     rows: Layers,
@@ -40,12 +49,14 @@ def sentence_record(
     deltas: Mapping[str, float | None],
     is_blocked: bool = False,
     is_pinned: bool = False,
+    switches: Sequence[Switch] = (),
 ) -> dict[str, Any]:
     """`slow` is what is told to be slow, by launches of a step that waits for these. `said` are the sentences, the first of
     which leads, and `head` those before the levers. `actions` are the findings that lead, each with what it is worth and the
     passes that pull it already: the one that passes gain more by than what is left of the first one, then what is left, in
     the order of `findings`. Where it `is_blocked`, the step is only shown, and neither compiled nor measured; where it
-    `is_pinned`, the step before is that of the pinned configuration."""
+    `is_pinned`, the step before is that of the pinned configuration. Where the passes make the step longer, the one of
+    `switches` leads that spares most of it."""
     left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
     is_bound = clock.launches is not None
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
@@ -58,6 +69,7 @@ def sentence_record(
         if is_bound
         else _of_time(clock, slow, is_on_gpu, rows, is_pinned)
     )
+    switch = None if is_pinned else _to_switch(switches, clock, is_on_gpu)
     lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
@@ -66,12 +78,35 @@ def sentence_record(
             [one | {"worth": "", "kind": ""} for one in done],
             [_in_launches(one, findings, clock) for one in actions],
         )
+    if switch is not None:
+        switched = _switched(switch, clock)
+        actions = [switched, *actions]
+        lever = f"First {switched['title']}: {switched['worth']}."
     return {
         "said": " ".join([*head, lever]),
         "lead": head[0].partition(";")[0],
         "head": " ".join(head),
-        "actions": [*done, *actions][:MOST_ACTIONS],
+        "actions": [*actions[: switch is not None], *done, *actions[switch is not None :]][:MOST_ACTIONS],
     }
+
+
+def _to_switch(switches: Sequence[Switch], clock: Clock, is_on_gpu: bool) -> Switch | None:
+    """The pass without which the step is shortest, where the passes make it longer; a CPU does not run their kernels."""
+    was_us, is_us = clock.steps_us
+    if is_us - was_us <= LEAST * was_us or (clock.times[1].kind != "modelled" and not is_on_gpu):
+        return None
+    best = min(switches, key=lambda one: one.step_us, default=None)
+    return None if best is None or is_us - best.step_us <= LEAST * is_us else best
+
+
+def _switched(switch: Switch, clock: Clock) -> dict[str, Any]:
+    """The action that switches a pass off. No finding is about it: `instead` is what the view knows of one."""
+    us = clock.steps_us[1]
+    told = {"key": f"switch {switch.name}", "title": f"switch {switch.name} off"}
+    fix = f"the step takes {time_text(switch.step_us)} without it and {time_text(us)} with it, all others kept"
+    instead = told | {"source": "", "fix": fix, "code": "", "changes": switch.changes, "is_mended": False}
+    worth = f"\N{MINUS SIGN}{time_text(us - switch.step_us)} of {time_text(us)}"
+    return told | {"worth": worth, "kind": switch.kind, "by": [], "instead": instead}
 
 
 def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str] = ()) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from tracefuse.tables.slowest import Slowest
 from tracefuse.text import time_text
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock
-from tracefuse.widgets.payload.program import payload
-from tracefuse.widgets.payload.sentence import GRAPH, LARGER, in_short, sentence_record
+from tracefuse.widgets.payload.program import payload, switches_of
+from tracefuse.widgets.payload.sentence import GRAPH, LARGER, Switch, in_short, sentence_record
 from tracefuse.widgets.text import to_text
 
 ROOT = Path(__file__).parents[3]
@@ -255,6 +255,34 @@ def test_whether_passes_add_launches_or_leave_fewer_is_told(before: int, after: 
     assert (f"; the passes add {after - before} launch{'es' * (after - before > 1)}: {takes}. " in said) == (
         after > before
     )
+
+
+def test_where_passes_make_a_step_longer_the_switch_that_spares_most_leads() -> None:
+    times = OpTimes({"y": 2000.0}, "modelled: x"), OpTimes({"y": 3000.0}, "modelled: x")
+    switches = [
+        Switch(name, us, "modelled", {name: False}) for name, us in (("cat", 2900.0), ("channels_last", 2500.0))
+    ]
+    found = [finding("other", "1 ms of 10 ms a step, 10 % (modelled)", 0.1)]
+
+    def of(*steps: OpTimes, **more: bool) -> dict[str, Any]:
+        of_clock = Clock(steps, "X", clock("modelled for").of, "X")
+        return sentence_record(of_clock, [], None, found, True, {}, switches=switches, **more)
+
+    shown = of(*times)
+    first, then = shown["actions"]
+    assert (first["title"], first["worth"]) == ("switch channels_last off", "\N{MINUS SIGN}500 µs of 3 ms")
+    assert first["instead"]["changes"] == {"channels_last": False}
+    assert shown["said"].endswith(" First switch channels_last off: \N{MINUS SIGN}500 µs of 3 ms.")
+    assert then["key"] == "other"
+    for one in (of(*times[::-1]), of(*times, is_pinned=True)):
+        assert [action["key"] for action in one["actions"]] == ["other"]
+
+
+def test_the_switch_that_is_offered_switches_the_pass() -> None:
+    off = variant().config.switched("fuse")
+    _ = variant().capture.variant(off).passes
+    offered = {one.name: one for one in switches_of(payload(variant())["passes"], variant().config)}
+    assert variant().config.changed(**offered["fuse"].changes) == off
 
 
 def test_what_is_worth_nothing_is_no_lever() -> None:
