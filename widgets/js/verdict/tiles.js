@@ -102,7 +102,7 @@ function peakTile(payload) {
   const [texts, unit] = paired(planned, sizes);
   const badge = measured
     ? origin("measured", `The most bytes alive at once, inputs and parameters included, by the GPU's allocator; static: ${texts.join(" → ")} ${unit}`)
-    : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
+    : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says");
   const whole = payload.update ? ", in the whole step: with the update, and with what the optimizer keeps" : "";
   const by = bytes[1] > bytes[0] && culprit(payload);
   const canTry = planned[1] > summary.least_peak && payload.passes.some((one) => one.name === "remat" && one.changed);
@@ -122,7 +122,7 @@ function differenceTile({ summary: { difference }, runs_triton: runsTriton }) {
   const label = [term("Results vs eager", "whether a replay gives the results and gradients of the program as it ran")];
   if (!difference) return tile("difference", label, [h("span", { class: "tf-was" }, "not measured")], null);
   const { is_same: isSame, delta, brief, said } = difference;
-  const title = runsTriton ? said : `Compared are the ATen operators that kernels stand for, on this CPU; no Triton kernel. ${said}`;
+  const title = runsTriton ? said : `Compared are ATen operators on this CPU, and no Triton kernel. ${said}`;
   const number = h("span", { class: "tf-unit", title }, runsTriton || isSame === null ? delta > 0 && small(delta) : "on CPU");
   return tile("difference", label, [h("b", null, isSame === null ? "differ by" : isSame ? "same" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title }, brief));
 }
