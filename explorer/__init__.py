@@ -4,6 +4,7 @@ A public name is imported when it is first asked for: `import tracefuse` alone i
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -100,4 +101,15 @@ def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext tracefuse`: the magics are gone, views that are on the screen stay."""
     from tracefuse.widgets.notebook.magic import unload_ipython_extension
 
+    shell.magics_manager.lazy_magics.pop("tracefuse", None)
     unload_ipython_extension(shell)
+
+
+def _offer_magic() -> None:
+    """Where IPython runs, `import tracefuse` lets it load the extension as soon as a cell begins with `%%tracefuse`."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None:
+        shell.magics_manager.register_lazy("tracefuse", "tracefuse")
+
+
+_offer_magic()

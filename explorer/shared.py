@@ -12,7 +12,7 @@ from tracefuse.build.timed import timed_kernels
 from tracefuse.config.configuration import Config, Machine
 from tracefuse.device.target import chosen, promised_here
 from tracefuse.execution.agreement import Agreement
-from tracefuse.optimizers.costs.cost import Peaks
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
 from tracefuse.optimizers.costs.datasheets import DataSheet
 from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.passes import Pass, PassRecord
@@ -139,8 +139,10 @@ class Shared(ABC, Generic[V]):
 
     @property
     def datasheet(self) -> Peaks:
-        """What prices go by: the datasheet of the chosen `tracefuse.target`, else of the GPU that the program ran on; an
-        H100's for one on a CPU."""
+        """What prices go by: the datasheet of the chosen `tracefuse.target`, else of the GPU that the program ran on. For one
+        on a CPU passes decide by what they do by default: an H100 whose tensor cores multiply matrices of every dtype."""
+        if self.program.device.type != "cuda" and chosen() is None:
+            return H100_SXM_DATASHEET
         gpu = self.program.environment.get("device") if self.program.device.type == "cuda" else None
         return promised_here(gpu, self.program.tf32, self.program.convolutions["tf32"])
 

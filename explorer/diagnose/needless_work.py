@@ -12,14 +12,17 @@ from tracefuse.findings.finding import Case, Finding, Fix, dtype
 from tracefuse.lint.facts import parameters_of, parts_of
 from tracefuse.lint.spared import for_kernels, one_by_one, spared_by_kernels, with_kernels
 from tracefuse.measure.op_times import roofline_of
-from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, rounded, unaligned
+from tracefuse.optimizers.costs.alignment import ALIGNED_BYTES, dims_of, unaligned
 from tracefuse.optimizers.costs.cost import bytes_moved, packet_name
-from tracefuse.optimizers.ops import behind_views, grouped
+from tracefuse.optimizers.ops import behind_views, grouped, is_view
 from tracefuse.optimizers.pad import readers_of, take_losing, worth
-from tracefuse.optimizers.trace import human_bytes, is_on_gpu, line_of, nbytes, origin, val
+from tracefuse.optimizers.trace import human_bytes, is_on_gpu, line_of, nbytes, origin, tensor_type, val
 from tracefuse.recording.operators import LOADER
 from tracefuse.tables.folding import JOINS, folded_paths, name_of, work
 from tracefuse.text import counted
+
+CROSS_ENTROPIES = ("_log_softmax", "cross_entropy_loss", "linear_cross_entropy")
+"""What a loss over classes begins with."""
 
 
 def casts_of_weights(case: Case) -> Iterator[Finding]:
@@ -137,7 +140,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     for (width, wide), group in grouped(on_cores, _odd_width).items():
         (us, is_padded), multiple = _spared_by_padding(case, group), ALIGNED_BYTES // val(group[0]).element_size()
         severity, whole_us = case.severity(us), case.us(group)
-        vocabulary = f"a vocabulary: set vocab_size={wide}; the added classes are never targets"
+        told = _told(group, width, wide)
         yield from case.finding(
             "unaligned-matmul",
             severity or (case.severity(whole_us) and "low"),  # the model may know no reason why these are slow
@@ -145,9 +148,9 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
             (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", dtype(group[0]))),
             group,
             group[0],
-            f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model ({vocabulary})"
+            f"pad it to {wide:,}: `pad` does, with copies in each step; without any, pad it in the model ({told})"
             if is_padded
-            else f"pad it in the model, since the copies that `pad` would make take longer than they spare ({vocabulary})",
+            else f"pad it in the model, since the copies that `pad` would make take longer than they spare ({told})",
             us if severity else f"part of {case.worth(whole_us)}",
             {"pad": True} if is_padded else None,
             kind=case.times.kind,
@@ -157,8 +160,8 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
 
 
 def _beside_tensor_cores(case: Case, matmuls: Sequence[fx.Node]) -> Iterator[Finding]:
-    for (width, _), group in grouped(matmuls, _odd_width).items():
-        us, wide = case.us(group), rounded(width, 2)  # as half precision wants it
+    for (width, wide), group in grouped(matmuls, _odd_width).items():
+        us = case.us(group)
         yield from case.finding(
             "unaligned-matmul",
             case.severity(us) and "low",
@@ -166,10 +169,32 @@ def _beside_tensor_cores(case: Case, matmuls: Sequence[fx.Node]) -> Iterator[Fin
             (("dimension", f"{width:,}"), ("padded", f"{wide:,}"), ("dtype", f"{dtype(group[0])}, without TF32")),
             group,
             group[0],
-            f"pad it in the model before TF32 or half precision is switched on (a vocabulary: set vocab_size={wide}; the "
-            "added classes are never targets)",
+            f"pad it in the model before TF32 or half precision is switched on ({_told(group, width, wide)})",
             "nothing without TF32",
         )
+
+
+def _told(matmuls: Sequence[fx.Node], width: int, wide: int) -> str:
+    """What the dimension is: the classes of a loss, which may be more than there are targets of, or rows of a value."""
+    if any(_is_of_classes(node, width) for node in matmuls):
+        return f"a vocabulary: set vocab_size={wide}; the added classes are never targets"
+    tensors = (
+        one for node in matmuls for one in (node, *node.all_input_nodes) if isinstance(one.meta["val"], torch.Tensor)
+    )
+    rows = next((one for one in tensors if val(one).ndim and val(one).shape[-1] == width), matmuls[0])
+    return f"it is that of `{rows.name}`, {tensor_type(val(rows))}: {wide:,} wide"
+
+
+def _is_of_classes(matmul: fx.Node, width: int) -> bool:
+    """Whether a cross entropy is taken over `width` results of the matmul, which views and casts may stand before."""
+    values = [matmul]
+    for value in values:
+        for user in value.users:
+            if packet_name(user) in CROSS_ENTROPIES:
+                return width in val(value).shape
+            if is_view(user) or work(user) == "cast":
+                values.append(user)
+    return False
 
 
 def _spared_by_padding(case: Case, matmuls: Sequence[fx.Node]) -> tuple[float, bool]:

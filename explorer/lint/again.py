@@ -96,7 +96,9 @@ def constants_of_each_step(case: Case) -> Iterator[Finding]:
             (("ops", str(len(group))), ("written", human_bytes(sum(map(nbytes, group))))),
             group,
             last,
-            "compute it once in `__init__` and keep it: `self.register_buffer(…, persistent=False)`",
+            "compute it once in `__init__` and keep it: `self.register_buffer(…, persistent=False)`"
+            if where[0]
+            else "make it once before the loop: each step can read the same one",
             us,
             {"fuse": True},
             fixes=with_kernels(case, {"fuse": True}),

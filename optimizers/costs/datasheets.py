@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks
+from tracefuse.optimizers.costs.cost import Peaks
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,10 @@ def datasheet_of(gpu: str, tf32: bool = False, convolutions: bool = True) -> Pea
 def promised(gpu: str | None, tf32: bool = False, convolutions: bool = True) -> Peaks:
     """The figures to model with: those of the GPU that torch calls `gpu`, else of an H100, and `source` says whose they are.
 
-    None stands for no GPU at all: an example, whose tensor cores multiply matrices of every dtype.
+    None stands for no GPU at all: an H100 as an example, of the same rates as the one that is chosen by its name.
     """
+    example = TARGETS["H100"].peaks(tf32, convolutions)
     if gpu is None:
-        return H100_SXM_DATASHEET
-    example = replace(H100_SXM_DATASHEET, source=f"{H100_SXM_DATASHEET.source} (unknown device: {gpu})")
-    return datasheet_of(gpu, tf32, convolutions) or example
+        return example
+    unknown = replace(example, source=f"{example.source} (unknown device: {gpu})")
+    return datasheet_of(gpu, tf32, convolutions) or unknown

@@ -740,6 +740,19 @@ def test_the_trace_is_copied_as_text_from_a_saved_page_too(page: Page) -> None:
     assert "_kernel" not in copied
 
 
+def test_a_remark_over_the_tabs_goes_by_itself_on_escape_and_on_a_press_elsewhere(page: Page) -> None:
+    page.evaluate("() => { navigator.clipboard.writeText = async () => {}; }")
+    notice, elsewhere = page.get_by_test_id("tf-take-notice"), page.get_by_test_id("tf-sentence")
+    for gone in (lambda: page.keyboard.press("Escape"), elsewhere.click, lambda: page.wait_for_timeout(4500)):
+        page.get_by_test_id("tf-take").click()
+        page.get_by_test_id("tf-take-trace").click()
+        expect(notice).to_contain_text("clipboard")
+        notice.click()
+        expect(notice).to_be_visible()
+        gone()
+        expect(notice).to_be_hidden(timeout=1000)
+
+
 def test_the_code_that_runs_it_is_copied(page: Page) -> None:
     page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
     page.get_by_test_id("tf-take").click()

@@ -157,6 +157,22 @@ def test_names_that_are_refused_stay_where_they_were_typed(page: Page) -> None:
     expect(field).to_have_value("nothing.*")
 
 
+def test_undo_restores_the_field_of_names_that_were_refused_before_any_choice(page: Page) -> None:
+    page.get_by_test_id("tf-remat-weight").select_option("0")
+    page.evaluate("set('payload', {...state.payload, config: {...state.payload.config, remat: 0}})")
+    field, undo = page.get_by_test_id("tf-freeze"), page.get_by_test_id("tf-undo")
+    field.fill("nothing.*")
+    page.keyboard.press("Enter")
+    page.evaluate("set('status', {...state.status, error: {panel: 'passes', at: 'freeze', message: 'no parameter'}})")
+    expect(field).to_have_value("nothing.*")
+    assert sent(page) == [{"remat": 0}, {"freeze": ["nothing.*"]}]
+    undo.click()
+    expect(field).to_have_value("")
+    assert sent(page) == []
+    undo.click()
+    assert sent(page) == [{"remat": 0.5}]
+
+
 @pytest.mark.parametrize("field", ["tf-freeze", "tf-option-trimmed-level"])
 def test_enter_takes_what_was_typed_before_the_panel_was_drawn_anew(page: Page, field: str) -> None:
     page.get_by_test_id("tf-options-trimmed").click()

@@ -55,6 +55,26 @@ def test_what_is_public_is_listed_and_nothing_else() -> None:
     assert tracefuse.__version__ == version("tracefuse")
 
 
+def test_where_ipython_runs_importing_it_is_enough_for_its_magic() -> None:
+    """And imports no torch until a cell begins with it; `load_ext` and `unload_ext` still do what they say."""
+    program = r"""
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+run = lambda cell: shell.run_cell(cell).raise_error()
+run("import tracefuse")
+assert "torch" not in sys.modules
+run("%%tracefuse -o c\nimport torch\ntorch.ones(2).exp().sum()")
+assert "exp" in str(shell.user_ns["c"].trace.code)
+run("%load_ext tracefuse")
+run("%reload_ext tracefuse")
+assert sum(type(one).__name__ == "WrapCell" for one in shell.ast_transformers) == 1
+run("%unload_ext tracefuse")
+assert shell.find_cell_magic("tracefuse") is None and "tracefuse" not in shell.magics_manager.lazy_magics
+"""
+    subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+
 @pytest.mark.parametrize("use_jedi", [True, False])
 def test_completion_lists_no_modules(use_jedi: bool) -> None:
     from IPython.core.completer import IPCompleter, provisionalcompleter

@@ -19,8 +19,8 @@ from tracefuse.build.kernels import this_gpu
 from tracefuse.build.modules import HOPPER, resources
 from tracefuse.errors import OptionError
 from tracefuse.measure.op_times import OpTimes, modelled
-from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, bytes_read, bytes_written
-from tracefuse.optimizers.costs.datasheets import H100_SXM_DATASHEET, datasheet_of
+from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, bytes_moved, bytes_read, bytes_written
+from tracefuse.optimizers.costs.datasheets import datasheet_of
 from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.lists import ListKernel

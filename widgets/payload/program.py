@@ -66,7 +66,7 @@ from tracefuse.widgets.payload.kernels import (
 )
 from tracefuse.widgets.payload.levers import lever_record
 from tracefuse.widgets.payload.passes import config_record, pass_record
-from tracefuse.widgets.payload.sentence import sentence_record, slowest_record
+from tracefuse.widgets.payload.sentence import Switch, sentence_record, slowest_record
 from tracefuse.widgets.payload.timing import (
     Timed,
     difference_notes,
@@ -138,6 +138,7 @@ def in_two(
         },
         "saved": lambda: {"memory": alive | saved_record(beside, variant)},
     }
+    passes = _pass_records(variant, clock, deltas, shares)
     numbers = {
         "version": VERSION,
         "config": config_record(variant.config),
@@ -148,7 +149,7 @@ def in_two(
         "no_verdict": why_no_verdict(variant.capture.backward, variant.program.in_rounds),
         "roots": sorted(roots(before) | roots(after)),
         "runs_triton": variant.runs_triton,
-        "passes": _pass_records(variant, clock, deltas, shares),
+        "passes": passes,
         "summary": sizes,
         "sentence": sentence_record(
             clock,
@@ -159,6 +160,7 @@ def in_two(
             deltas,
             bool(stopped),
             baseline is not None,
+            switches_of(passes, variant.config),
         ),
         "slowest": slowest_record(slow, is_of_launches=clock.launches is not None),
         "values": values(before, after, op_times, line_records(variant)),
@@ -195,6 +197,18 @@ def _pass_records(
         | lever_record(one, variant, clock)
         for one in variant.config.names
     ]
+
+
+def switches_of(passes: Iterable[Mapping[str, Any]], config: Config) -> list[Switch]:
+    """The passes of which it is known what the step takes without them."""
+    now = config_record(config)
+    found = []
+    for one in passes:
+        if one["enabled"] and (without := one["without"]):
+            new = config_record(config.switched(one["name"]))
+            changes = {name: new[name] for name in new if new[name] != now.get(name)}
+            found.append(Switch(one["name"], without["step_us"], without["kind"], changes))
+    return found
 
 
 def steps_record(steps: Steps | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracefuse.device.target import chosen
 from tracefuse.findings.kinds import KINDS
@@ -24,6 +24,20 @@ from tracefuse.widgets.payload.clock import DEFAULT, Clock
 MOST_ACTIONS = 3
 LEAST = 0.005
 """The least share of the step that is told as a change."""
+NOTHING = "nothing without"
+"""What the worth begins with of a finding that is no lever as the program is."""
+GRAPH_HERE, GRAPH = "cuda_graph=True", 'a CUDA graph (torch.compile(mode="reduce-overhead"))'
+"""What replays a step without launching its kernels one by one: on the GPU that is here, and on one that is modelled."""
+LARGER = "a larger batch is free until the kernels fill the GPU"
+
+
+class Switch(NamedTuple):
+    """A pass that is on: what the step takes without it, how that is known, and the `changes` of options that switch it."""
+
+    name: str
+    step_us: float
+    kind: str
+    changes: dict[str, Any]
 
 
 def sentence_record(
@@ -35,13 +49,15 @@ def sentence_record(
     deltas: Mapping[str, float | None],
     is_blocked: bool = False,
     is_pinned: bool = False,
+    switches: Sequence[Switch] = (),
 ) -> dict[str, Any]:
     """`slow` is what is told to be slow, by launches of a step that waits for these. `said` are the sentences, the first of
     which leads, and `head` those before the levers. `actions` are the findings that lead, each with what it is worth and the
     passes that pull it already: the one that passes gain more by than what is left of the first one, then what is left, in
     the order of `findings`. Where it `is_blocked`, the step is only shown, and neither compiled nor measured; where it
-    `is_pinned`, the step before is that of the pinned configuration."""
-    left = list(filter(_is_left, findings))
+    `is_pinned`, the step before is that of the pinned configuration. Where the passes make the step longer, the one of
+    `switches` leads that spares most of it."""
+    left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
     is_bound = clock.launches is not None
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
     pulled = max((one for one in findings if one["mended_by"] and gained(one)), key=gained, default=None)
@@ -49,10 +65,11 @@ def sentence_record(
         pulled = None
     rest = [one for one in left if one is not pulled]
     head = (
-        _of_launches(clock, slow, is_on_gpu and not is_blocked, is_pinned)
+        _of_launches(clock, slow, "" if is_blocked else GRAPH_HERE if is_on_gpu else GRAPH, is_pinned)
         if is_bound
         else _of_time(clock, slow, is_on_gpu, rows, is_pinned)
     )
+    switch = None if is_pinned else _to_switch(switches, clock, is_on_gpu)
     lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
@@ -61,12 +78,35 @@ def sentence_record(
             [one | {"worth": "", "kind": ""} for one in done],
             [_in_launches(one, findings, clock) for one in actions],
         )
+    if switch is not None:
+        switched = _switched(switch, clock)
+        actions = [switched, *actions]
+        lever = f"First {switched['title']}: {switched['worth']}."
     return {
         "said": " ".join([*head, lever]),
         "lead": head[0].partition(";")[0],
         "head": " ".join(head),
-        "actions": [*done, *actions][:MOST_ACTIONS],
+        "actions": [*actions[: switch is not None], *done, *actions[switch is not None :]][:MOST_ACTIONS],
     }
+
+
+def _to_switch(switches: Sequence[Switch], clock: Clock, is_on_gpu: bool) -> Switch | None:
+    """The pass without which the step is shortest, where the passes make it longer; a CPU does not run their kernels."""
+    was_us, is_us = clock.steps_us
+    if is_us - was_us <= LEAST * was_us or (clock.times[1].kind != "modelled" and not is_on_gpu):
+        return None
+    best = min(switches, key=lambda one: one.step_us, default=None)
+    return None if best is None or is_us - best.step_us <= LEAST * is_us else best
+
+
+def _switched(switch: Switch, clock: Clock) -> dict[str, Any]:
+    """The action that switches a pass off. No finding is about it: `instead` is what the view knows of one."""
+    us = clock.steps_us[1]
+    told = {"key": f"switch {switch.name}", "title": f"switch {switch.name} off"}
+    fix = f"the step takes {time_text(switch.step_us)} without it and {time_text(us)} with it, all others kept"
+    instead = told | {"source": "", "fix": fix, "code": "", "changes": switch.changes, "is_mended": False}
+    worth = f"\N{MINUS SIGN}{time_text(us - switch.step_us)} of {time_text(us)}"
+    return told | {"worth": worth, "kind": switch.kind, "by": [], "instead": instead}
 
 
 def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str] = ()) -> dict[str, Any]:
@@ -130,8 +170,9 @@ def _place(clock: Clock) -> str:
     return f"an example GPU ({clock.device})" if clock.chosen == DEFAULT and chosen() is None else clock.device
 
 
-def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pinned: bool) -> list[str]:
-    """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
+def _of_launches(clock: Clock, slow: Slowest | None, graph: str, is_pinned: bool) -> list[str]:
+    """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph, of
+    which `graph` is what makes one, "" where none can be made."""
     assert clock.launches is not None
     counts = [round(sum(one.values())) for one in clock.launches]
     launching = [launching_us(one) for one in clock.launches]
@@ -142,14 +183,18 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pi
         first += f"{now}."
     elif is_pinned:
         first += f"{now}; as pinned, {was}."
+    elif launching[0] > running[0] and counts[1] > counts[0]:
+        more = counts[1] - counts[0]
+        first += f"{was}; the passes add {more:,} launch{'es' * (more > 1)}: {time_text(launching[1])}."
     elif launching[0] > running[0]:
         left = f"{counts[1]:,} launches and" if counts[1] > 1 else "one launch and"
         first += f"{was}; the passes leave {left} {time_text(launching[1])}."
     else:
         first += f"with the passes {now}; before them {_running(counts[0])} {time_text(running[0])}."
-    graph = "cuda_graph=True launches all at once" * can_be_graphed
-    helps = f"fewer launches help most{f', and {graph}' * can_be_graphed}" if counts[1] > 1 else graph
-    then = "; ".join(filter(None, [_whose(slow) if slow and counts[1] > 1 else "", helps]))
+    told = [_whose(slow)] if slow and counts[1] > 1 else []
+    if counts[1] > 1:
+        told.append(f"fewer launches help most{f', and {graph} launches all at once' * bool(graph)}")
+    then = "; ".join([*told, *[LARGER] * bool(graph)])
     return [first, f"{then[0].upper()}{then[1:]}."] if then else [first]
 
 

@@ -116,6 +116,26 @@ def test_what_leads_is_read_whole(page: Page, go_live: Callable[[Page], None]) -
         assert not is_cut(text), text.text_content()
     bottom = first.bounding_box()["y"] + first.bounding_box()["height"]
     assert all(one.bounding_box()["y"] + one.bounding_box()["height"] <= bottom for one in texts.all())
+    lever, fix, button = (page.locator(one).bounding_box() for one in (".tf-lever", ".tf-lever-fix", ".tf-apply"))
+    assert fix["width"] > lever["width"] - button["width"] - 40, "nothing stands beside a fix but what applies it"
+
+
+SWITCH = """() => {
+    const told = { key: "switch cat", title: "switch cat off" };
+    const instead = { ...told, source: "", fix: "the step takes 1 ms without it", code: "", changes: { cat: false } };
+    const actions = [{ ...told, worth: "−504 µs of 1.81 ms", kind: "modelled", by: [], instead }];
+    set("payload", { ...state.payload, sentence: { ...state.payload.sentence, actions } });
+}"""
+
+
+def test_a_pass_that_costs_time_is_switched_off_by_the_first_lever(page: Page, go_live: Callable[[Page], None]) -> None:
+    go_live(page)
+    page.evaluate(SWITCH)
+    lever = page.get_by_test_id("tf-lever")
+    expect(lever).to_contain_text("switch cat off")
+    expect(lever).to_contain_text("−504 µs of 1.81 ms")
+    lever.get_by_test_id("tf-apply").click()
+    assert page.evaluate("window.sent.at(-1)") == {"type": "configure", "changes": {"cat": False}}
 
 
 def test_the_legend_of_the_graph_has_no_row_half_seen(page: Page) -> None:

@@ -21,6 +21,7 @@ from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.order import below_text, in_order
 from tracefuse.lint.spared import one_by_one
 from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
+from tracefuse.optimizers.costs.alignment import unaligned
 from tracefuse.optimizers.liveness import peak_bytes
 from tracefuse.optimizers.ops import op_name
 from tracefuse.optimizers.remat.forecast import Forecast
@@ -322,10 +323,23 @@ def test_an_odd_width_of_float32_counts_where_tensor_cores_multiply_it() -> None
     (remark,) = found("unaligned-matmul", plain)
     assert remark.title.endswith("1 matmul over an unaligned dimension of 1,001")
     assert (remark.severity, remark.changes, remark.worth_us) == ("low", None, None)
-    assert remark.fix.startswith("pad it in the model before TF32 or half precision is switched on (a vocabulary: ")
+    assert remark.fix.startswith("pad it in the model before TF32 or half precision is switched on (it is that of `")
+    assert "vocab_size" not in remark.fix
+    assert "f32[256, 1001]: 1,024 wide" in remark.fix
     assert remark.worth == "nothing without TF32"
     (finding,) = found("unaligned-matmul", known(plain, environment={"tf32": "True"}))
     assert "1,001, which is no multiple of 4" in finding.title
+
+
+@pytest.mark.parametrize("tf32", ["True", "False"])
+def test_a_vocabulary_is_what_a_cross_entropy_is_taken_over_and_is_padded_as_pad_does(tf32: str) -> None:
+    x, w = torch.randn(64, 32), torch.randn(50_257, 32, requires_grad=True)
+    targets = torch.randint(0, 50_257, (64,))
+    head = case(tracefuse.capture(lambda: nn.functional.cross_entropy((x @ w.t()).view(64, -1), targets).backward()))
+    (finding,) = found("unaligned-matmul", known(head, environment={"tf32": tf32}))
+    padded = max(max(unaligned(node) or (0,)) for node in head.trace.ops)
+    assert f"a vocabulary: set vocab_size={padded};" in finding.fix
+    assert dict(finding.evidence)["padded"] == f"{padded:,}"
 
 
 @pytest.mark.parametrize("rows", [8, 13])

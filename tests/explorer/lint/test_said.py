@@ -77,6 +77,20 @@ def test_one_value_is_computed_again() -> None:
     assert one.title == "1 value of `step` is computed 64 times from the same operands"
 
 
+def test_what_is_constant_outside_of_any_class_is_made_before_the_loop() -> None:
+    """Only a module has an `__init__`, and buffers."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.ones(256, 256).cos()
+
+    x, module = torch.randn(256, 256, requires_grad=True), Scaled()
+    for step, said in ((lambda: x * torch.ones(256, 256).cos(), "before the loop"), (lambda: module(x), "__init__")):
+        (one,) = found("constant-each-step", case(tracefuse.capture(lambda step=step: step().sum().backward())))
+        assert said in one.fix
+        assert ("register_buffer" in one.fix) == (said == "__init__")
+
+
 class GRU(nn.Module):
     """A recurrent net by hand, of the name that torch's has."""
 

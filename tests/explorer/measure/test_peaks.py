@@ -18,7 +18,7 @@ from tracefuse.measure import peaks
 from tracefuse.measure.op_times import modelled, roofline_of
 from tracefuse.measure.peaks import DevicePeaks, known_peaks, measure_peaks, peaks_of
 from tracefuse.measure.timing import estimate
-from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, Peaks, flops, roofline_seconds
+from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
 from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.trace import Trace
 
@@ -182,7 +182,8 @@ def test_convolutions_of_float32_are_modelled_on_tensor_cores_where_torch_lets_t
 
 
 def test_a_cpu_program_is_modelled_by_the_datasheet_and_says_so() -> None:
-    assert roofline_of(products(torch.float32)) is H100_SXM_DATASHEET
+    sheet = TARGETS["H100"].peaks(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    assert roofline_of(products(torch.float32)) == sheet
     assert modelled(products(torch.float32)).provenance.startswith("modelled: roofline of the H100 SXM datasheet")
 
 

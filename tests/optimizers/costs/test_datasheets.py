@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 import tracefuse
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET
-from tracefuse.optimizers.costs.datasheets import DATASHEETS, datasheet_of, promised
+from tracefuse.optimizers.costs.datasheets import DATASHEETS, TARGETS, datasheet_of, promised
 
 UNKNOWN = "H100 SXM datasheet (unknown device: NVIDIA T4)"
 
@@ -59,5 +61,10 @@ def test_what_is_not_known_is_said_and_not_guessed() -> None:
     assert datasheet_of("NVIDIA T4") is None
     assert promised("NVIDIA T4").source == UNKNOWN
     assert promised("NVIDIA T4").bytes_per_s == H100_SXM_DATASHEET.bytes_per_s
-    assert promised(None) is H100_SXM_DATASHEET
     assert len({one.source for one in DATASHEETS.values()}) == len(DATASHEETS)
+
+
+def test_the_example_is_the_gpu_of_its_name() -> None:
+    """No matrices of float32 are multiplied at the rate of bf16 there, whether the H100 is the example or was chosen."""
+    for tf32, convolutions in product((True, False), repeat=2):
+        assert promised(None, tf32, convolutions) == TARGETS["H100"].peaks(tf32, convolutions)

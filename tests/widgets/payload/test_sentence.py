@@ -23,8 +23,8 @@ from tracefuse.tables.slowest import Slowest
 from tracefuse.text import time_text
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock
-from tracefuse.widgets.payload.program import payload
-from tracefuse.widgets.payload.sentence import in_short, sentence_record
+from tracefuse.widgets.payload.program import payload, switches_of
+from tracefuse.widgets.payload.sentence import GRAPH, LARGER, Switch, in_short, sentence_record
 from tracefuse.widgets.text import to_text
 
 ROOT = Path(__file__).parents[3]
@@ -117,10 +117,16 @@ def test_on_a_cpu_that_passes_made_slower_it_says_why() -> None:
 def test_without_a_gpu_all_times_are_modelled_for_an_example() -> None:
     said = payload(tiny_ops(2, 4096))["sentence"]["said"]
     assert re.match(
-        r"A step would take at least \d+ µs on an example GPU \(H100 SXM\), modelled, \d+ % of it at ", said
+        r"A step would take at least [\d.]+ ms on an example GPU \(H100 SXM\), modelled, \d+ % of it at ", said
     )
     of_target = payload(tiny_ops(2, 4096), clock=modelled_clock(tiny_ops(2, 4096), gpu="L4"))["sentence"]["said"]
     assert re.match(r"A step would take at least [\d.]+ ms on L4, modelled, \d+ % of it at ", of_target)
+
+
+def test_the_example_takes_what_the_gpu_of_its_name_takes() -> None:
+    of_float32 = tiny_ops(2, 4096)
+    example, chosen = (modelled_clock(of_float32, gpu=gpu).record() for gpu in ("", "H100"))
+    assert example["step_us"] == chosen["step_us"]
 
 
 @pytest.mark.parametrize("passes", [{}, {"fuse": False}])
@@ -150,7 +156,7 @@ def test_a_step_of_many_small_kernels_is_said_to_be_bound_by_their_launches() ->
     bound = f"The GPU waits for launches: on an example GPU (H100 SXM), modelled, {before:,} launches take "
     bound += f"{time_text(HOST_US * before)}, their kernels {us}; the passes leave {after:,} launches and "
     bound += f"{time_text(host_us)}. "
-    bound += f"{most} of those {after:,} are at {place}; fewer launches help most."
+    bound += f"{most} of those {after:,} are at {place}; fewer launches help most, and {GRAPH} launches all at once; {LARGER}."
     assert bound.startswith(shown["sentence"]["lead"])
     said, head = shown["sentence"]["said"], shown["sentence"]["head"]
     assert head == bound
@@ -210,7 +216,7 @@ def test_the_first_sentence_says_what_is_slow_and_at_which_line(
     on = r"The GPU waits for launches: on an example GPU \(a GPU\), modelled, 1,200 launches"
     assert re.fullmatch(rf"{on} take {took}, their kernels .*; the passes leave 900 launches and {left}", first)
     said = "Fewer" if found is None else f"{of_launches}; fewer"
-    assert then == f"{said} launches help most, and cuda_graph=True launches all at once."
+    assert then == f"{said} launches help most, and cuda_graph=True launches all at once; {LARGER}."
 
 
 def test_which_side_waits_for_launches_is_told() -> None:
@@ -235,8 +241,56 @@ def test_which_side_waits_for_launches_is_told() -> None:
     assert (
         left
         == f"The GPU waits for launches: on X, modelled, {said} Fewer launches help most, and cuda_graph=True "
-        + ("launches all at once.")
+        + (f"launches all at once; {LARGER}.")
     )
+
+
+@pytest.mark.parametrize(("before", "after"), [(169, 216), (169, 170), (216, 169)])
+def test_whether_passes_add_launches_or_leave_fewer_is_told(before: int, after: int) -> None:
+    each = dict.fromkeys(range(before), 1.0), dict.fromkeys(range(after), 1.0)
+    times = OpTimes({"y": 2.0}, "modelled: x"), OpTimes({"y": 1.0}, "modelled: x")
+    said = sentence_record(Clock(times, "X", clock("modelled for").of, "X", each=each), [], None, [], True, {})["head"]
+    takes = time_text(after * HOST_US)
+    assert (f"; the passes leave {after} launches and {takes}. " in said) == (after < before)
+    assert (f"; the passes add {after - before} launch{'es' * (after - before > 1)}: {takes}. " in said) == (
+        after > before
+    )
+
+
+def test_where_passes_make_a_step_longer_the_switch_that_spares_most_leads() -> None:
+    times = OpTimes({"y": 2000.0}, "modelled: x"), OpTimes({"y": 3000.0}, "modelled: x")
+    switches = [
+        Switch(name, us, "modelled", {name: False}) for name, us in (("cat", 2900.0), ("channels_last", 2500.0))
+    ]
+    found = [finding("other", "1 ms of 10 ms a step, 10 % (modelled)", 0.1)]
+
+    def of(*steps: OpTimes, **more: bool) -> dict[str, Any]:
+        of_clock = Clock(steps, "X", clock("modelled for").of, "X")
+        return sentence_record(of_clock, [], None, found, True, {}, switches=switches, **more)
+
+    shown = of(*times)
+    first, then = shown["actions"]
+    assert (first["title"], first["worth"]) == ("switch channels_last off", "\N{MINUS SIGN}500 µs of 3 ms")
+    assert first["instead"]["changes"] == {"channels_last": False}
+    assert shown["said"].endswith(" First switch channels_last off: \N{MINUS SIGN}500 µs of 3 ms.")
+    assert then["key"] == "other"
+    for one in (of(*times[::-1]), of(*times, is_pinned=True)):
+        assert [action["key"] for action in one["actions"]] == ["other"]
+
+
+def test_the_switch_that_is_offered_switches_the_pass() -> None:
+    off = variant().config.switched("fuse")
+    _ = variant().capture.variant(off).passes
+    offered = {one.name: one for one in switches_of(payload(variant())["passes"], variant().config)}
+    assert variant().config.changed(**offered["fuse"].changes) == off
+
+
+def test_what_is_worth_nothing_is_no_lever() -> None:
+    found = [
+        finding("unaligned", "nothing without TF32"),
+        finding("other", "1 ms of 10 ms a step, 10 % (modelled)", 0.1),
+    ]
+    assert [one["key"] for one in said_of(found)["actions"]] == ["other"]
 
 
 def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
@@ -245,6 +299,8 @@ def test_a_cuda_graph_is_the_remedy_only_where_one_can_be_made() -> None:
     for is_on_gpu, is_blocked in ((True, False), (False, False), (True, True)):
         said = sentence_record(bound, rows, None, [], is_on_gpu, {}, is_blocked)["said"]
         assert ("cuda_graph=True" in said) == (is_on_gpu and not is_blocked)
+        assert ('torch.compile(mode="reduce-overhead")' in said) == (not is_on_gpu)
+        assert (LARGER in said) == (not is_blocked)
 
 
 def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:

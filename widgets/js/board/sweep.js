@@ -26,7 +26,7 @@ export function askForSweep(host, payload, gathers, send) {
     "dialog",
     { class: "tf-keys tf-sweep", role: "dialog", "aria-label": "Sweep", onclose: () => dialog.remove(), "data-testid": "tf-sweep" },
     h("div", { class: "tf-keys-head" }, h("h3", null, "Sweep"), h("button", { class: "tf-chip", "aria-label": "close", onclick: () => dialog.close() }, "×")),
-    h("p", null, "Tries every combination, starting from what is shown now. Nothing is timed: steps are predicted from what was measured, or modelled."),
+    h("p", null, "Tries every combination. Nothing is timed: steps are predicted from what was measured, or modelled."),
     group("remat: input weight", weights.elements),
     group("remat: budget on what is saved", budgets.elements),
     reshards ? group("overlap: gathered parameters", reshards.elements) : "",

@@ -18,7 +18,7 @@ const COLUMNS = /** @type {[string, KernelKey | "", string, boolean?][]} */ ([
   ["of step", "", "its share of what all kernels of the step take"],
   ["one", "", "mean time of one call"],
   ["moves", "bytes", "bytes that one call reads and writes; sorted by those of a step"],
-  ["bound", "", "the nearest roof: memory, compute, or launch where it is over before the next one can begin; with the share of it that is reached, where that was measured", true],
+  ["bound", "", "the nearest roof: memory, compute, or launch; with the measured share of it that is reached", true],
   ["stands for", "", "the single ops that all its calls replace, and what those take one by one", true],
   ["gain", "gain", "the time of the ops that it stands for, over its own; below 1 it is slower than they are"],
 ]);

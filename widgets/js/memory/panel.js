@@ -32,7 +32,7 @@ export class MemoryPanel {
     const root = tree(atPeak);
     const said = new Map(reasons.map(([name, , , why]) => [name, why]));
     this.element.replaceChildren(
-      h("p", { class: "tf-note" }, "Static bytes, in the op with the most alive. Of what is saved, as far as it is alive then: its module, and why. The Layers tab has all that is saved."),
+      h("p", { class: "tf-note" }, "Static bytes, in the op with the most alive; of what is saved then: its module, and why. The Layers tab has all that is saved."),
       this.flame(root, 0, said),
       this.flame(root, 1, said),
       this.table(atPeak, said),

@@ -11,7 +11,7 @@ export const NAMELESS = "give the capture a name, with `c = …` or as `%%tracef
 /** How a number is known: its mark, and what that means. @type {Record<TimeKind, [glyph: string, meaning: string]>} */
 export const KINDS = {
   measured: ["●", "timed on this device"],
-  predicted: ["◍", "not timed yet: what did not change keeps its measured time, what changed is modelled and calibrated by what was measured"],
+  predicted: ["◍", "not timed yet: measured times of what did not change, the rest modelled and calibrated by them"],
   modelled: ["≈", "the least time that the bytes and the arithmetic take, no launch counted: nothing was timed"],
 };
 

@@ -57,7 +57,7 @@ export function passWork(one, { payload, selected }, act) {
 
 /** Why the peaks of a pass and that of the step are two numbers. @param {Payload} payload */
 function wholePeak({ summary: { peak_bytes: peak } }) {
-  return h("p", { class: "tf-note" }, `Peaks here, and in the reasons below, are of forward and backward. The whole step's, with the update and what the optimizer keeps, is ${formatBytes(peak[1])}.`);
+  return h("p", { class: "tf-note" }, `Peaks here are of forward and backward; the whole step's is ${formatBytes(peak[1])}.`);
 }
 
 /** @param {PassRecord} one */
@@ -99,7 +99,7 @@ function reason(decision, act) {
 
 /** @param {number} more @param {() => void} act */
 function moreButton(more, act) {
-  return h("button", { class: "tf-chip tf-more-values", onclick: act }, `+${more}`);
+  return h("button", { class: "tf-chip", onclick: act }, `+${more}`);
 }
 
 /** What prints all decisions of a pass. @param {PassRecord} one @param {Payload} payload */

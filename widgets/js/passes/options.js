@@ -25,7 +25,7 @@ export function options(one, payload, open, act) {
 function suggestion(one, act) {
   if (one.suggests.length === 0) return null;
   const changes = { freeze: one.suggests };
-  return h("button", { class: "tf-chip", disabled: !act.holds(changes), title: act.holds(changes) ? one.needs : NOT_HELD, onclick: () => act.configure(changes), "data-testid": "tf-suggest-freeze" }, `try ${one.suggests.join(", ")}`);
+  return h("button", { class: "tf-chip", disabled: !act.holds(changes), title: act.holds(changes) ? one.needs : NOT_HELD, onclick: () => act.configure(changes) }, `try ${one.suggests.join(", ")}`);
 }
 
 /** @param {PassRecord} one @param {Config} config @param {Act} act */
@@ -34,7 +34,7 @@ function weightOption(one, config, act) {
   const choices = known ? WEIGHTS : [...WEIGHTS, /** @type {[number, string]} */ ([config.remat, String(config.remat)])];
   const isHeld = (/** @type {number} */ remat) => remat === config.remat || act.holds({ remat });
   const isFixed = !one.enabled || choices.filter(([weight]) => isHeld(weight)).length < 2;
-  const meaning = "how much a saved value counts that its producer's region, the ops of one kernel, reads anyway: 1 as much as any other, 0 nothing";
+  const meaning = "how much a saved value counts that its producer's kernel reads anyway: 1 as much as any other, 0 nothing";
   return h(
     "label",
     { class: "tf-option", title: isFixed ? (one.enabled ? NOT_HELD : one.state) : meaning },

@@ -16,7 +16,7 @@ const TITLES = /** @type {[string, string][]} */ ([
   ["Δ time", "of the whole step, by the clock of the headline"],
 ]);
 const A_PASS = "A pass rewrites the program that ran, so that it takes less time or memory; your code stays as it is. Figures:";
-const ALONE = "each alone: the step with it minus the step without it, all others kept, so that they do not add up; until that is known, in italics, in turn: what it changed in its place among the passes";
+const ALONE = "each alone: the step with it minus the step without it, so that they do not add up; in italics until that is known: what it changed in its place";
 
 /** @param {Payload} payload its configuration as it was chosen last @param {Status} status @param {Partial<Config>} pending what of that has no numbers yet @param {Open} open @param {Act} act */
 export function passes(payload, status, pending, open, act) {

@@ -42,7 +42,8 @@ export class Explorer {
       openFinding: (key) => this.openFinding(key),
       search: (query) => this.search.run(query),
       ask: (panel, message) => this.ask(panel, message),
-      undo: () => this.again(this.history.undo()),
+      // Names that were refused are in no history: they go first.
+      undo: () => ("freeze" in this.open.typed ? (delete this.open.typed.freeze, this.drawSide()) : this.again(this.history.undo())),
       redo: () => this.again(this.history.redo()),
       history: this.history,
       get live() {

@@ -34,7 +34,7 @@ export class FindingsPanel {
     const focused = this.element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : undefined;
     const { findings } = payload;
     const isLaunched = payload.clock?.launches && findings.length > 0;
-    this.element.replaceChildren(...(isLaunched ? [h("p", { class: "tf-note", "data-testid": "tf-bound" }, LAUNCHING)] : []), ...(findings.length > 0 ? findings.map((one) => this.card(one)) : nothing(payload.looked_for)), ...this.small(payload));
+    this.element.replaceChildren(...(isLaunched ? [h("p", { class: "tf-note" }, LAUNCHING)] : []), ...(findings.length > 0 ? findings.map((one) => this.card(one)) : nothing(payload.looked_for)), ...this.small(payload));
     if (focused) find(this.element, focused)?.focus({ preventScroll: true });
   }
 

@@ -99,7 +99,7 @@ export class TreePanel {
     const [, kind] = clock.kinds;
     const said = kind === "modelled" ? kind : `${kind} ${kind === "measured" ? "on" : "for"} ${clock.device}`;
     const kernels = formatTime(time(tree.total));
-    const parts = [h("span", { class: "tf-note", title: clock.provenance.join("; before: "), "data-testid": "tf-tree-clock" }, clock.launches && !this.hasUpdate ? `kernels ${kernels} in all, ${said}` : said)];
+    const parts = [h("span", { class: "tf-note", title: clock.provenance.join("; before: ") }, clock.launches && !this.hasUpdate ? `kernels ${kernels} in all, ${said}` : said)];
     if (reason) parts.unshift(h("span", { class: "tf-note" }, reason));
     if (tree.total.update[1] > 0) parts.unshift(h("span", { class: "tf-note", "data-testid": "tf-tree-update" }, `The optimizer takes ${percent(tree.total.update[1], time(tree.total))} of the ${clock.launches ? `kernels’ ${kernels}` : "step"}.`));
     if (slowest) parts.unshift(h("button", { class: "tf-chip", onclick: () => this.slowest && this.goTo(this.slowest[0]), title: `Go to it. ${slowest.line}`, "data-testid": "tf-tree-slowest" }, "▲ ", slowest.said));

@@ -12,12 +12,14 @@ const MOST_SAID = 120;
 
 /** Each in a place of its own. @param {Payload} payload @param {Act} act */
 export function first({ sentence, findings, looked_for: lookedFor, config }, act) {
-  const actions = sentence.actions.filter((one) => findings.some(({ key }) => key === one.key));
+  // What switches a pass off is about no finding.
+  const of = (/** @type {Action} */ one) => /** @type {Finding} */ (findings.find(({ key }) => key === one.key) ?? one.instead);
+  const actions = sentence.actions.filter(of);
   const [lever, ...left] = actions.filter(({ by }) => by.length === 0);
   // In the order of their numbers; what passes mend already has none, and comes last.
   const others = [...left, ...actions.filter(({ by }) => by.length > 0)];
-  const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, /** @type {Finding} */ (findings.find(({ key }) => key === one.key)), `tf-first-${at + 1}`, at + 2, act)));
-  if (lever) return [leverOf(lever, /** @type {Finding} */ (findings.find(({ key }) => key === lever.key)), config, act), then];
+  const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, of(one), `tf-first-${at + 1}`, at + 2, act)));
+  if (lever) return [leverOf(lever, of(lever), config, act), then];
   const nothing = lookedFor.length === 0 ? "This trace was not diagnosed." : `Nothing ${others.length > 0 ? "else is left to mend" : "to mend was found"}; ${lookedFor.length} patterns were looked for.`;
   return [h("p", { class: "tf-lever tf-note" }, nothing), then];
 }
@@ -42,8 +44,7 @@ function apply(finding, config, act) {
   const { changes } = finding;
   const isOn = changes && Object.entries(changes).every(([option, value]) => JSON.stringify(config[option]) === JSON.stringify(value));
   if (!changes || isOn || !act.holds(changes)) return copyButton(codeOf(finding), "tf-apply", "Copy fix");
-  const names = Object.keys(changes).join(" and ");
-  return h("button", { class: "tf-button tf-primary tf-apply", title: `switch ${names} on, and see what changes`, onclick: () => act.configure(changes), "data-testid": "tf-apply" }, "Apply");
+  return h("button", { class: "tf-button tf-primary tf-apply", title: `${JSON.stringify(changes)}: see what changes`, onclick: () => act.configure(changes), "data-testid": "tf-apply" }, "Apply");
 }
 
 /** What is left to do about it in a few words, and its place, as far as the card has room beside what it says anyway; what is mended has no line to edit. @param {Action} action @param {Finding} finding */

@@ -80,7 +80,7 @@ export class VerdictBar {
     enable(this.ablate, reason, status.busy !== "" && !isRunning, "times the program without each pass in turn: what each one alone adds to the step");
     this.isPinned = baseline.is_pinned;
     this.pin.textContent = baseline.is_pinned ? "Unpin" : "Pin as baseline";
-    enable(this.pin, live ? null : NEEDS_KERNEL, status.busy !== "", baseline.is_pinned ? `compare with the trace as captured again, not with ${baseline.call}` : "compare from now on with what is shown now");
+    enable(this.pin, live ? null : NEEDS_KERNEL, status.busy !== "", baseline.is_pinned ? `compare with the trace as captured again, not with ${baseline.call}` : "compare with this from now on");
     this.showRunning(isRunning, status);
   }
 
@@ -101,7 +101,7 @@ export class VerdictBar {
 
 /** That nothing here can be measured, where buttons say so only when they are pointed at. */
 function saved() {
-  return h("span", { class: "tf-note", title: NEEDS_KERNEL, "data-testid": "tf-no-kernel" }, "A saved view: measuring needs a kernel.");
+  return h("span", { class: "tf-note", title: NEEDS_KERNEL }, "A saved view: measuring needs a kernel.");
 }
 
 /** @param {string} label @param {string} id @param {() => void} act */
@@ -124,11 +124,11 @@ function lines(payload, status) {
   return [
     ...(own ? [h("span", { title: payload.timing?.provenance, "data-testid": "tf-own-time" }, "On this CPU, measured: ", h("b", null, own[0]), own[1])] : []),
     ...(here ? [h("span", { class: "tf-note", "data-testid": "tf-each" }, `Each pass was measured: choose “${here[1]}” in times.`)] : []),
-    ...(status.busy === "" && status.text ? [h("span", { class: "tf-note", role: "status", "data-testid": "tf-given-up" }, status.text)] : []),
+    ...(status.busy === "" && status.text ? [h("span", { class: "tf-note", role: "status" }, status.text)] : []),
     ...(blocked ? [h("span", { class: "tf-blocked", role: "status", "data-testid": "tf-blocked" }, blocked)] : []),
     ...(baseline.is_pinned ? [h("span", { class: "tf-baseline", "data-testid": "tf-baseline" }, "⚑ Every “before” is the pinned ", h("code", null, baseline.call))] : []),
     ...(steps ? [h("span", { class: "tf-note tf-steps", title: steps.each, "data-testid": "tf-steps" }, steps.said)] : []),
-    ...(record ? [h("span", { class: "tf-note", "data-testid": "tf-record" }, record)] : []),
+    ...(record ? [h("span", { class: "tf-note" }, record)] : []),
     // Of a model the list beside it says so.
     ...(clock.kinds[1] === "modelled" ? [] : [h("span", { class: "tf-note" }, `Times ${clock.provenance[1]}.`)]),
   ];

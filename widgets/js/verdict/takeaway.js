@@ -17,6 +17,8 @@ const THEN = /** @type {Partial<Record<TakeAway, string>>} */ ({
   chrome_trace: "Open ui.perfetto.dev and choose “Open trace file”: it is read in your browser and not uploaded.",
   model_explorer: "Open it with Model Explorer: model-explorer FILE.",
 });
+/** How long a remark lies over the tabs. */
+const SHOWN_MS = 4000;
 const NO_KERNEL = "the kernel writes this file: run it in a notebook";
 
 let count = 0;
@@ -45,6 +47,8 @@ export class TakeAwayMenu {
     });
     /** What came of it. */
     this.notice = h("div", { class: "tf-take-notice", role: "status", hidden: true, "data-testid": "tf-take-notice" });
+    /** What keeps it on show. */
+    this.shown = new AbortController();
     /** @type {Status["error"]} */
     this.shownError = null;
   }
@@ -69,7 +73,7 @@ export class TakeAwayMenu {
   take(what) {
     this.close();
     this.asked = what;
-    this.notice.hidden = true;
+    this.hide();
     this.act.ask("take", { type: "take", what });
   }
 
@@ -95,10 +99,21 @@ export class TakeAwayMenu {
 
   /** @param {string} text @param {boolean} [isError] @param {string} [toCopy] */
   say(text, isError = false, toCopy = "") {
-    const close = h("button", { class: "tf-chip tf-close", "aria-label": "dismiss", onclick: () => (this.notice.hidden = true) }, "×");
+    this.hide();
+    const { signal } = (this.shown = new AbortController());
+    const close = h("button", { class: "tf-chip tf-close", "aria-label": "dismiss", onclick: () => this.hide() }, "×");
     this.notice.replaceChildren(h("span", isError ? { class: "tf-error", role: "alert", "data-testid": "tf-error-take" } : null, text), close);
     if (toCopy) this.notice.append(h("textarea", { readonly: true, rows: "6", "aria-label": "text to copy", "data-testid": "tf-take-text", value: toCopy }));
     this.notice.hidden = false;
+    // It lies over the tabs: Escape and a press elsewhere take it away; a remark that is read at once goes by itself.
+    const drop = (/** @type {any} */ event) => (event.key ? event.key === "Escape" : !event.composedPath().includes(this.notice)) && this.hide();
+    for (const type of ["keydown", "pointerdown"]) document.addEventListener(type, drop, { capture: true, signal });
+    if (!isError && !toCopy) setTimeout(() => signal.aborted || this.hide(), SHOWN_MS);
+  }
+
+  hide() {
+    this.notice.hidden = true;
+    this.shown.abort();
   }
 
   // --- the menu's keys: ↑ ↓ walk, Home and End go to the ends, Escape closes -------------------------------------------

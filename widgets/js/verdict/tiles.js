@@ -71,14 +71,19 @@ function timeTile(payload, live) {
   const [ran, of] = paired(clock.step_us, spans);
   const below = isTimed ? ratio(row, payload) : clock.launches ? note(`kernels ${ran.join(" → ")} ${of}`, `the step takes what the host needs to launch its kernels; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.takes_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
-  return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${KINDS[kind][1]}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
+  return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${meaning(clock)}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
+}
+
+/** How the step's figure is known: launches are counted where a modelled step waits for them. @param {Pick<Clock, "kinds" | "launches">} clock */
+export function meaning({ kinds, launches }) {
+  return launches ? "what launching its kernels one by one takes: nothing was timed" : KINDS[kinds[1]][1];
 }
 
 /** How many launches they are, where these are what counts; and the change. @param {Payload} payload */
 function opsBelow({ summary: { ops }, clock: { launches }, blocked }) {
   if (!launches) return pill(ops, blocked);
   if (launches.join() === ops.join()) return h("span", null, pill(ops, blocked), note(" a launch each"));
-  return note(`in ${launches.join(" → ")} launches`, "A GPU makes an optimizer's update list by list, where a CPU makes it tensor by tensor");
+  return note(`in ${launches.join(" → ")} launches`, "A GPU makes an optimizer's update list by list");
 }
 
 /** @param {Payload} payload */
@@ -97,7 +102,7 @@ function peakTile(payload) {
   const [texts, unit] = paired(planned, sizes);
   const badge = measured
     ? origin("measured", `The most bytes alive at once, inputs and parameters included, by the GPU's allocator; static: ${texts.join(" → ")} ${unit}`)
-    : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says; no GPU's allocator was asked");
+    : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says");
   const whole = payload.update ? ", in the whole step: with the update, and with what the optimizer keeps" : "";
   const by = bytes[1] > bytes[0] && culprit(payload);
   const canTry = planned[1] > summary.least_peak && payload.passes.some((one) => one.name === "remat" && one.changed);
@@ -117,7 +122,7 @@ function differenceTile({ summary: { difference }, runs_triton: runsTriton }) {
   const label = [term("Results vs eager", "whether a replay gives the results and gradients of the program as it ran")];
   if (!difference) return tile("difference", label, [h("span", { class: "tf-was" }, "not measured")], null);
   const { is_same: isSame, delta, brief, said } = difference;
-  const title = runsTriton ? said : `Compared are the ATen operators that kernels stand for, on this CPU; no Triton kernel. ${said}`;
+  const title = runsTriton ? said : `Compared are ATen operators on this CPU, and no Triton kernel. ${said}`;
   const number = h("span", { class: "tf-unit", title }, runsTriton || isSame === null ? delta > 0 && small(delta) : "on CPU");
   return tile("difference", label, [h("b", null, isSame === null ? "differ by" : isSame ? "same" : "unsure"), number], h("span", { class: isSame === false ? "tf-pill tf-worse" : "tf-note", title }, brief));
 }

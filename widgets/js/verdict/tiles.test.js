@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ownTime } from "./tiles.js";
+import { meaning, ownTime } from "./tiles.js";
 
 test("a second time on the CPU is told only where rounds tell it from the first", () => {
   const of = (/** @type {string} */ verdict, stale = false) => {
@@ -11,4 +11,11 @@ test("a second time on the CPU is told only where rounds tell it from the first"
   assert.deepEqual(of("slower"), ["356 → 380 ms", " a step with the passes, whose kernels need a GPU"]);
   assert.deepEqual(of("too few rounds to say (1 of 8)"), ["356 ms", " a step; with the passes: too few rounds to say (1 of 8)"]);
   assert.deepEqual(of("faster", true), ["356 ms", " a step"]);
+});
+
+test("of a step that counts its launches nothing says that none is counted", () => {
+  const of = (/** @type {[number, number] | null} */ launches) => meaning({ kinds: ["modelled", "modelled"], launches });
+  assert.match(of(null), /no launch counted/);
+  assert.match(of([20, 10]), /launching its kernels one by one/);
+  assert.doesNotMatch(of([20, 10]), /no launch counted/);
 });
