@@ -8,9 +8,14 @@ from statistics import median
 
 from trust.fix_rows import can_be_told, is_within, judged
 
-from pages.rendering import Data, Results, said, table
+from pages.rendering import Data, Results, said, table, three
 from tracefuse.measure.timing import MIN_ROUNDS
 
+MODEL_COLUMNS = {
+    "eager": "eager", "`torch.compile`": "torch.compile", "`reduce-overhead`": "reduce-overhead", "tracefuse": "ours",
+    "CUDA graph": "ours, graph",
+}  # fmt: skip
+"""Titles, and what `fusions.py` calls the columns."""
 ALIKE = 1.02
 """A time that is longer by less counts as equal."""
 MUCH = 1.5
@@ -59,6 +64,27 @@ def _mean(column: str, times: dict[str, dict[str, float]]) -> str:
     mean = _geometric(ratios)
     slower = sum(ratio * ALIKE < 1 for ratio in ratios)
     return f"{column} takes {mean:.2f} times as long in the geometric mean, and is faster in {slower} of {len(ratios)}"
+
+
+@said("fusions.py", "fusion_models")
+def trained(found: Data, source: str) -> str:
+    """The ms of a step of each model, in a row with the best of the others over our best, and what plain columns add."""
+    titles = (
+        "ms a step, forward and backward",
+        *MODEL_COLUMNS,
+        "best other / our best",
+        "peak: `torch.compile`, tracefuse",
+    )
+    lines = []
+    for name, row in found["programs"].items():
+        ms = {column: one["least_ms"] for column, one in row["columns"].items() if "least_ms" in one}
+        ours = min(time for column, time in ms.items() if column.startswith("ours"))
+        others = min(time for column, time in ms.items() if not column.startswith("ours"))
+        peaks = [row["columns"][column]["added_nbytes"] / 1e9 for column in ("torch.compile", "ours")]
+        times = [three(ms[column]) if column in ms else "failed" for column in MODEL_COLUMNS.values()]
+        lines.append((name, *times, f"{others / ours:.2f}", ", ".join(f"{peak:.1f} GB" for peak in peaks)))
+    days = sorted({row["date"].partition(" ")[0] for row in found["programs"].values()})
+    return f"{table(titles, lines)}\n\nMeasured on {', '.join(days)} ({source})."
 
 
 @said("convolutions.py", "convolutions")
@@ -144,6 +170,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "fusions": fusions,
     "convolutions": convolutions,
     "forecasts": forecasts,
+    "trained": trained,
     "fixes": fixes,
     "mended_scripts": mended_scripts,
 }
