@@ -26,9 +26,8 @@ LEAST = 0.005
 """The least share of the step that is told as a change."""
 NOTHING = "nothing without"
 """What the worth begins with of a finding that is no lever as the program is."""
-GRAPH_HERE, GRAPH = "cuda_graph=True", 'a CUDA graph (torch.compile(mode="reduce-overhead"))'
-"""What replays a step without launching its kernels one by one: on the GPU that is here, and on one that is modelled."""
-LARGER = "a larger batch is free until the kernels fill the GPU"
+BOUND = "a CUDA graph launches all at once, and a larger batch takes no longer until the kernels fill the GPU"
+"""What else helps a step that waits for launches, where there is room to say so."""
 
 
 class Switch(NamedTuple):
@@ -65,7 +64,7 @@ def sentence_record(
         pulled = None
     rest = [one for one in left if one is not pulled]
     head = (
-        _of_launches(clock, slow, "" if is_blocked else GRAPH_HERE if is_on_gpu else GRAPH, is_pinned)
+        _of_launches(clock, slow, is_on_gpu and not is_blocked, is_pinned)
         if is_bound
         else _of_time(clock, slow, is_on_gpu, rows, is_pinned)
     )
@@ -83,11 +82,15 @@ def sentence_record(
         actions = [switched, *actions]
         lever = f"First {switched['title']}: {switched['worth']}."
     return {
-        "said": " ".join([*head, lever]),
+        "said": " ".join([*_with_remedy(head, is_bound and not is_blocked), lever]),
         "lead": head[0].partition(";")[0],
         "head": " ".join(head),
         "actions": [*actions[: switch is not None], *done, *actions[switch is not None :]][:MOST_ACTIONS],
     }
+
+
+def _with_remedy(head: list[str], is_told: bool) -> list[str]:
+    return [*head[:-1], f"{head[-1].removesuffix('.')}; {BOUND}."] if is_told and len(head) > 1 else head
 
 
 def _to_switch(switches: Sequence[Switch], clock: Clock, is_on_gpu: bool) -> Switch | None:
@@ -170,9 +173,8 @@ def _place(clock: Clock) -> str:
     return f"an example GPU ({clock.device})" if clock.chosen == DEFAULT and chosen() is None else clock.device
 
 
-def _of_launches(clock: Clock, slow: Slowest | None, graph: str, is_pinned: bool) -> list[str]:
-    """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph, of
-    which `graph` is what makes one, "" where none can be made."""
+def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pinned: bool) -> list[str]:
+    """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
     assert clock.launches is not None
     counts = [round(sum(one.values())) for one in clock.launches]
     launching = [launching_us(one) for one in clock.launches]
@@ -191,10 +193,9 @@ def _of_launches(clock: Clock, slow: Slowest | None, graph: str, is_pinned: bool
         first += f"{was}; the passes leave {left} {time_text(launching[1])}."
     else:
         first += f"with the passes {now}; before them {_running(counts[0])} {time_text(running[0])}."
-    told = [_whose(slow)] if slow and counts[1] > 1 else []
-    if counts[1] > 1:
-        told.append(f"fewer launches help most{f', and {graph} launches all at once' * bool(graph)}")
-    then = "; ".join([*told, *[LARGER] * bool(graph)])
+    graph = "cuda_graph=True launches all at once" * can_be_graphed
+    helps = f"fewer launches help most{f', and {graph}' * can_be_graphed}" if counts[1] > 1 else graph
+    then = "; ".join(filter(None, [_whose(slow) if slow and counts[1] > 1 else "", helps]))
     return [first, f"{then[0].upper()}{then[1:]}."] if then else [first]
 
 

@@ -350,7 +350,8 @@ def test_an_option_that_is_another_one_is_refused() -> None:
     step = optimised(ours, data_of(CAPTURED)).compile()
     ours.opt.param_groups[0]["weight_decay"] = 0.5
     with pytest.raises(
-        ValueError, match=r"\.param_groups\[0\]\['weight_decay'\] is 0.5, and .* with 0.01: set it back, .*capture it again"
+        ValueError,
+        match=r"\.param_groups\[0\]\['weight_decay'\] is 0.5, and .* with 0.01: set it back, .*capture it again",
     ):
         step(*flat(data_of(1)[0]))
 
