@@ -15,19 +15,20 @@ from typing import Any
 
 from torch import fx
 
-from tracefuse.recording.frames import label_of, tell_user
+from tracefuse.recording.frames import is_torchs_or_ours, label_of, tell_user
 
 _LOGGING = ("logging.Logger", "Logger method")
 _told: set[tuple[str, int | None]] = set()
 
 
 def tell_end(module: fx.GraphModule) -> None:
-    """Say once of each line that torch.compile ends a graph at it, and what to do about it."""
+    """Say once of each line that torch.compile ends a graph at it, and what to do about it. Of a line of torch's own, as in
+    the wrapper of `DistributedDataParallel`, nobody can do anything."""
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break or not reason.user_stack or _is_wanted(reason.reason):
         return
     line: FrameSummary = reason.user_stack[-1]
-    if (at := (line.filename, line.lineno)) not in _told:
+    if (at := (line.filename, line.lineno)) not in _told and not is_torchs_or_ours(line.filename):
         _told.add(at)
         tell_user(_text(line, reason))
 
