@@ -52,18 +52,24 @@ def run_python(
     return subprocess.CompletedProcess([sys.executable, *map(str, arguments)], status, *said)
 
 
+GRACE_S = 2.0
+"""What others may still take where one has failed: ranks that tell of the same failure are about to write what they found."""
+
+
 def first_failure(forks: Sequence[Fork], timeout: float) -> int:
-    """The exit status of the first that fails, which ends the others, or 0; raises after `timeout` seconds."""
-    until = time.monotonic() + timeout
+    """The exit status of the first that fails, which ends the others a little later, or 0; raises after `timeout` seconds."""
+    until, failed = time.monotonic() + timeout, 0
     try:
         while running := [fork for fork in forks if fork.status is None]:
             ready, _, _ = select.select([fork.told for fork in running], [], [], max(until - time.monotonic(), 0))
-            if not ready:
+            if not ready and not failed:
                 raise subprocess.TimeoutExpired(f"forks {[fork.pid for fork in running]}", timeout)
+            if not ready:
+                break
             for fork in running:
-                if fork.told in ready and fork.wait() != 0:
-                    return fork.wait()
-        return 0
+                if fork.told in ready and fork.wait() != 0 and not failed:
+                    failed, until = fork.wait(), min(until, time.monotonic() + GRACE_S)
+        return failed
     finally:
         for fork in forks:
             fork.end()
