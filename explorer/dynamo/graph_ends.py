@@ -25,7 +25,7 @@ def tell_end(module: fx.GraphModule) -> None:
     """Say once of each line that torch.compile ends a graph at it, and what to do about it. Of a line of torch's own, as in
     the wrapper of `DistributedDataParallel`, nobody can do anything."""
     reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break or not reason.user_stack or _is_wanted(reason.reason):
+    if reason is None or not reason.graph_break or not reason.user_stack or _is_known(reason.reason):
         return
     line: FrameSummary = reason.user_stack[-1]
     if (at := (line.filename, line.lineno)) not in _told and not is_torchs_or_ours(line.filename):
@@ -42,9 +42,11 @@ def _text(line: FrameSummary, reason: Any) -> str:
     )
 
 
-def _is_wanted(reason: str) -> bool:
-    """Whether the user asked for the end, by `torch._dynamo.graph_break()` or `torch.compiler.disable`."""
-    return "graph_break()" in reason.splitlines()[0] or "disable" in reason.splitlines()[0]
+def _is_known(reason: str) -> bool:
+    """Whether the user asked for the end, by `torch._dynamo.graph_break()` or `torch.compiler.disable`, or was told of it
+    when the backend could not compile the graph with that line."""
+    first = reason.splitlines()[0]
+    return "graph_break()" in first or "disable" in first or "Backend compiler" in reason
 
 
 def _remedy(reason: Any) -> str:
