@@ -43,10 +43,10 @@ def _text(line: FrameSummary, reason: Any) -> str:
 
 
 def _is_known(reason: str) -> bool:
-    """Whether the user asked for the end, by `torch._dynamo.graph_break()` or `torch.compiler.disable`, or was told of it
-    when the backend could not compile the graph with that line."""
+    """Whether the user asked for the end, by `torch._dynamo.graph_break()` or `torch.compiler.disable`, or it follows from one
+    that was told when the backend could not compile a line: Dynamo explains nothing then."""
     first = reason.splitlines()[0]
-    return "graph_break()" in first or "disable" in first or "Backend compiler" in reason
+    return "graph_break()" in first or "disable" in first or "Explanation:" not in reason
 
 
 def _remedy(reason: Any) -> str:
