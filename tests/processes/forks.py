@@ -100,7 +100,8 @@ class Fork:
         """Where it still runs: by what it can handle, and then by what it cannot, with what it started."""
         for signal_ in (signal.SIGTERM, signal.SIGKILL):
             if self.status is None:
-                os.killpg(self.pid, signal_)
+                with suppress(ProcessLookupError):  # it has ended, and nobody was told yet
+                    os.killpg(self.pid, signal_)
                 with suppress(TimeoutError):
                     self.wait(10)
 
