@@ -99,8 +99,8 @@ CACHED = type(cache(len))
 
 
 def pytest_collection_finish() -> None:
-    """Sets aside what was imported and collected: a million objects. A full collection of garbage, as before anything is
-    measured, takes half a second where it visits them."""
+    """Sets aside what was imported and collected, which full collections of garbage, as before anything is measured, would
+    visit each time."""
     set_aside()
 
 

@@ -130,9 +130,8 @@ def joint_trace(graph: fx.Graph, result_count: int, inputs: Sequence[GraphInput]
     made.output(tuple(node for _, node in pairs))
     eliminate_dead_code(made)
     trace = Trace(made, tuple(entry for _, entry in ordered), tuple(out for out, _ in pairs))
-    refresh_views(
-        made
-    )  # torch types an op anew where a Python number became a tensor, and leaves its views as they were
+    # Where a Python number became a tensor, torch has typed the op anew, and left its views as they were.
+    refresh_views(made)
     verify(trace)
     primals = tuple(node.meta.get("desc") for node, entry in known.items() if entry.kind != "cotangent")
     constants = tuple(map(held.get, lifted))

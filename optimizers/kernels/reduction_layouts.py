@@ -137,8 +137,7 @@ WHOLE_ROWS = Grain(0, LOOP_BLOCK, 132)
 """Of programs that hold whole rows: one or two for each multiprocessor of an H100 or H200, as many as find memory there for
 their loads (`STAGED_NBYTES`). With more of them the last ones run alone."""
 FEW_ROWS, FEWEST_ELEMENTS = range(2, 9), 4096
-"""Rows that are few, and elements of their block. On an H200, sums of 2, 4 and 8 rows took 1.8 to 4.3 times as long over 64
-columns."""
+"""Rows that are few, and elements of their block. On an H200, sums of 2, 4 and 8 rows took much longer over 64 columns."""
 FINISH_COLS, FINISH_PROGRAMS = (8, 32), 96
 """Columns of a program that adds up partial sums: as few as memory hands out at once, until so many programs share the GPU."""
 SHORTEST_BLOCK = 512

@@ -252,7 +252,7 @@ def _status_of(arguments: list[str]) -> int:
 
 
 def _end(status: int) -> None:
-    """As Python ends, but for objects, which are left as they are: to take a million apart takes a second."""
+    """As Python ends, but for objects, which are left as they are: taking those of torch apart takes long."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
