@@ -4,7 +4,7 @@ A call that Dynamo cannot trace, such as a library's `logger.warning_once(...)` 
 model, makes two graphs of one: the logits are stored and returned, and no pass sees the layer and its loss together. What ends
 a graph within a loop leaves the whole function to Python, and the backend is not called: that is not told.
 
-Private names, seen on torch 2.11, 2.13 and 2.14: `compile_subgraph_reason` of the module that a backend is given, with
+Private names, seen on torch 2.13 and 2.14: `compile_subgraph_reason` of the module that a backend is given, with
 `graph_break`, `reason` and `user_stack`.
 """
 

@@ -17,8 +17,8 @@ scores in float32. So what depends on constants alone is computed here, once for
 is written to stays, and so do those within `torch.utils.checkpoint`. Dropout of attention without a mask may draw other
 numbers than with one, as eager's kernels do.
 
-Private: `_dynamo_source` of a placeholder, `_disable_current_modes`, `Tensor._version` of the tensors that Dynamo traced with:
-torch 2.11, 2.13 and 2.15.
+Private: `_dynamo_source` of a placeholder, `_disable_current_modes`: torch 2.11, 2.13 and 2.15; `Tensor._version` of the
+tensors that Dynamo traced with: torch 2.11 and 2.13.
 """
 
 from __future__ import annotations

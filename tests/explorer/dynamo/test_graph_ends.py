@@ -66,5 +66,15 @@ def test_any_other_call_is_named_with_its_line() -> None:
     assert all(word in one for word in ("print(", "TORCH_LOGS=graph_breaks"))
 
 
+@torch.compiler.disable
+def aside() -> None:
+    pass
+
+
+@pytest.mark.parametrize("call", [torch._dynamo.graph_break, aside])
+def test_an_end_that_was_asked_for_is_not_told(call: Callable[[], None]) -> None:
+    assert said(Interrupted(call)) == []
+
+
 def test_the_end_of_a_model_ends_its_graph_without_a_word() -> None:
     assert said(Interrupted(lambda: None)) == []
