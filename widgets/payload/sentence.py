@@ -55,7 +55,7 @@ def sentence_record(
     passes that pull it already: the one that passes gain more by than what is left of the first one, then what is left, in
     the order of `findings`. Where it `is_blocked`, the step is only shown, and neither compiled nor measured; where it
     `is_pinned`, the step before is that of the pinned configuration. Where the passes make the step longer, the one of
-    `switches` leads that spares most of it."""
+    `switches` leads that spares most of it, unless what is left of the first finding is worth more."""
     left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
     is_bound = clock.launches is not None
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
@@ -68,7 +68,7 @@ def sentence_record(
         if is_bound
         else _of_time(clock, slow, is_on_gpu, rows, is_pinned)
     )
-    switch = None if is_pinned else _to_switch(switches, clock, is_on_gpu)
+    switch = None if is_pinned else _to_switch(switches, clock, is_on_gpu, _left_us(rest[0], clock) if rest else 0.0)
     lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
@@ -93,13 +93,14 @@ def _with_remedy(head: list[str], is_told: bool) -> list[str]:
     return [*head[:-1], f"{head[-1].removesuffix('.')}; {BOUND}."] if is_told and len(head) > 1 else head
 
 
-def _to_switch(switches: Sequence[Switch], clock: Clock, is_on_gpu: bool) -> Switch | None:
-    """The pass without which the step is shortest, where the passes make it longer; a CPU does not run their kernels."""
+def _to_switch(switches: Sequence[Switch], clock: Clock, is_on_gpu: bool, least_us: float) -> Switch | None:
+    """The pass without which the step is shortest, where the passes make it longer and it spares more than `least_us`; a CPU
+    does not run their kernels."""
     was_us, is_us = clock.steps_us
     if is_us - was_us <= LEAST * was_us or (clock.times[1].kind != "modelled" and not is_on_gpu):
         return None
     best = min(switches, key=lambda one: one.step_us, default=None)
-    return None if best is None or is_us - best.step_us <= LEAST * is_us else best
+    return None if best is None or is_us - best.step_us <= max(LEAST * is_us, least_us) else best
 
 
 def _switched(switch: Switch, clock: Clock) -> dict[str, Any]:
@@ -132,12 +133,26 @@ def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], 
 
 
 def _spared(count: int, whole: int, clock: Clock) -> str:
-    """`706 µs of 3.14 ms: `; a step of `whole` launches takes no less than its kernels once `count` of them are gone."""
+    """`706 µs of 3.14 ms: `; "" where fewer launches spare no time."""
+    takes, left = _launching_us(count, whole, clock)
+    return f"{time_text(takes - left)} of {time_text(takes)}: " if left < takes else ""
+
+
+def _launching_us(count: int, whole: int, clock: Clock) -> tuple[float, float]:
+    """What a step of `whole` launches takes, and what it takes without `count` of them: no less than its kernels."""
     assert clock.launches is not None
     is_after = whole == round(sum(clock.launches[1].values()))
     running = clock.times[1 if is_after else 0].step_us
     takes, left = (max(HOST_US * launches, running) for launches in (whole, whole - count))
-    return f"{time_text(takes - left)} of {time_text(takes)}: " if left < takes else ""
+    return takes, left
+
+
+def _left_us(finding: Mapping[str, Any], clock: Clock) -> float:
+    """What mending all that is left of it spares of the step at most; 0 where its worth is no time."""
+    if clock.launches is None:
+        return _share_left(finding) * clock.steps_us[1]
+    takes, left = _launching_us(round(finding["launches"]), round(finding["launches_of"]), clock)
+    return takes - left
 
 
 def _of_time(clock: Clock, slow: Slowest | None, is_on_gpu: bool, rows: Layers, is_pinned: bool) -> list[str]:
