@@ -111,10 +111,15 @@ def is_view(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return is_view(node._args[0])  # type: ignore[arg-type]
-    if not getattr(target, "is_view", False) and target is not _UNSAFE_VIEW:
+    if not getattr(target, "is_view", False) and target is not _UNSAFE_VIEW:  # as `shows_operand`, without a call
         return False
     args = node._args
     return not (args and isinstance(args[0], (int, float, complex)))
+
+
+def shows_operand(target: Any) -> bool:
+    """`is_view`, of what is called with a tensor; whether a `getitem` is one, its operand tells."""
+    return getattr(target, "is_view", False) or target is _UNSAFE_VIEW
 
 
 def behind_views(node: fx.Node) -> fx.Node:
@@ -158,12 +163,14 @@ def grouped(members: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]
 
 def frozen(value: Any, of: Callable[[fx.Node], Hashable] | None = None) -> Hashable:
     """An op's arguments as a key, in which `of` stands for each value; `True`, `1.0` and `1`, and both zeros, are others."""
-    if isinstance(value, fx.Node):
-        return value if of is None else of(value)
     kind = type(value)
+    if kind is fx.Node:
+        return value if of is None else of(value)
     if kind in _PLAIN:
         return kind, value
     if isinstance(value, (tuple, list)):
+        if of is None:  # most of them are values, for which no call is needed
+            return tuple([one if type(one) is fx.Node else frozen(one) for one in value])
         return tuple([frozen(one, of) for one in value])
     if isinstance(value, (dict, Mapping)):
         return tuple((name, frozen(one, of)) for name, one in sorted(value.items()))

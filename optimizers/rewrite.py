@@ -198,10 +198,15 @@ def replace_by_call(old: fx.Node, target: Callable[..., Any], *args: Any, **kwar
 
 
 def _type_conflict(old: fx.Node, new: fx.Node) -> str | None:
-    before, after = tensor_type(val(old)), tensor_type(val(new))
-    if before != after:
-        return f"its type would change from {before} to {after}"
+    if not _are_typed_alike(val(old), val(new)):
+        return f"its type would change from {tensor_type(val(old))} to {tensor_type(val(new))}"
     return f"{new.name} lies on another device" if devices(old) != devices(new) else None
+
+
+def _are_typed_alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape
+    return tensor_type(one) == tensor_type(other)
 
 
 def _phase_conflict(old: fx.Node, new: fx.Node, may_keep: int) -> str | None:

@@ -37,6 +37,7 @@ from tracefuse.optimizers.ops import (
     is_random,
     is_view,
     once_per_operator,
+    shows_operand,
     waits,
     writes,
 )
@@ -79,16 +80,21 @@ def shown(value: Any) -> Hashable | None:
 
 def ancestors(node: fx.Node) -> Iterator[fx.Node]:
     """The values that `node` is a view of, nearest first."""
-    while is_view(node) and (args := node.args) and isinstance(args[0], fx.Node):
+    while is_view(node) and (args := node._args) and isinstance(args[0], fx.Node):
         node = args[0]
         yield node
 
 
 def view_of_itself(node: fx.Node) -> Rewrite | None:
-    if not is_view(node) or (own := shown(node)) is None:
+    value, same = node.meta["val"], None
+    if not isinstance(value, torch.Tensor):
         return None
-    same = [a for a in ancestors(node) if shown(a) == own]
-    return Same(same[-1], f"reads the same elements as {same[-1].name}") if same else None
+    shape = value.shape
+    for one in ancestors(node):
+        other = one.meta["val"]  # what is shown is told last: it takes longest
+        if isinstance(other, torch.Tensor) and other.shape == shape and shown(one) == shown(node) is not None:
+            same = one
+    return None if same is None else Same(same, f"reads the same elements as {same.name}")
 
 
 def view_of_view(node: fx.Node) -> Rewrite | None:
@@ -261,6 +267,8 @@ class _Rules(NamedTuple):
 @once_per_operator
 def _rules_of(target: torch._ops.OpOverload) -> _Rules:
     rules = tuple(rule for rule in RULES if rule not in ONLY_FOR or target in ONLY_FOR[rule])
+    if not shows_operand(target):
+        rules = tuple(rule for rule in rules if rule is not view_of_itself)
     return _Rules(rules, not any(rule in ASKS_READERS for rule in rules))
 
 

@@ -189,9 +189,7 @@ def _misplaced(parts: Sequence[Tensor]) -> str | None:
 
 
 def pack_gradients(cat: fx.Node, packing: Packing, decide: Decide) -> bool:
-    """Let attention write what `cat` concatenates, if it is a cat or stack of such gradients. Returns whether it was done."""
-    if cat.target not in CONCATENATIONS:
-        return False
+    """Let attention write what `cat`, one of the `CONCATENATIONS`, joins of such gradients. Returns whether it was done."""
     operands = [n for n in cat.args[0] if val(n).numel()]  # type: ignore[union-attr]
     found = [gradient_of(operand) for operand in operands]
     known = [g for g in found if g is not None]

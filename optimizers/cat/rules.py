@@ -6,17 +6,18 @@ from torch import fx
 
 from tracefuse.optimizers.axes import Range, as_range, cat_parts, range_users
 from tracefuse.optimizers.cat.forms import flatten, unstack
-from tracefuse.optimizers.cat.packed_attention import Packing, pack_gradients
+from tracefuse.optimizers.cat.packed_attention import CONCATENATIONS, Packing, pack_gradients
 from tracefuse.optimizers.cat.pushes import push, push_before_copy
 from tracefuse.optimizers.cat.readers import REDUCTIONS, reduce_parts, tell_readers
 from tracefuse.optimizers.cat.runs import join_runs
 from tracefuse.optimizers.cat.sums import join_padded
 from tracefuse.optimizers.formulas.addends import as_sum
-from tracefuse.optimizers.ops import aten
+from tracefuse.optimizers.ops import aten, is_getitem, read_by
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import is_newly_saved, replace_under_name, replace_value
 from tracefuse.optimizers.trace import call, eliminate_dead_code, human_bytes, nbytes, phase, shape_of
 
+_CAT = aten.cat.default
 Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:stop] along the axis of the cat
 
 
@@ -25,7 +26,7 @@ Part = tuple[fx.Node, int, int]  # an operand and the part of it: operand[start:
 
 def narrow_range(node: fx.Node, decide: Decide) -> bool:
     """R1 on one op. Returns whether it was replaced."""
-    found = as_range(node)
+    found = as_range(node) if _may_read_cat(node) else None
     if found is None or found.base.target is not aten.cat.default or not node.users:
         return False
     axis, _ = cat_parts(found.base)
@@ -40,6 +41,12 @@ def narrow_range(node: fx.Node, decide: Decide) -> bool:
     names = ", ".join(operand.name for operand, _, _ in parts)
     decide(Decision(node.name, "slice of cat", f"lies in {names} of {found.base.name}"))
     return True
+
+
+def _may_read_cat(node: fx.Node) -> bool:
+    """Whether an op reads a concatenation, a part of several results through the op that yields them."""
+    whole = node._args[0] if is_getitem(node) else node
+    return any(one.target is _CAT for one in read_by(whole))  # type: ignore[arg-type]
 
 
 def parts_of(found: Range) -> list[Part]:
@@ -103,8 +110,9 @@ def sweep(graph: fx.Graph, decide: Decide, packing: Packing) -> bool:
         changed |= narrow_range(node, decide) or (bool(node.users) and _cancel(node, decide, packing))
     for node in [n for n in graph.nodes if as_sum(n) is not None]:
         changed |= bool(node.users) and join_padded(node, decide)
-    for node in _live(graph) if not changed else ():
-        changed |= bool(node.users) and _take_parts(node, decide)
+    if not changed and any(node.target is _CAT for node in graph.nodes):
+        for node in _live(graph):
+            changed |= bool(node.users) and _take_parts(node, decide)
     return bool(eliminate_dead_code(graph)) or changed
 
 
@@ -114,11 +122,13 @@ def _live(graph: fx.Graph) -> list[fx.Node]:
 
 def _cancel(node: fx.Node, decide: Decide, packing: Packing) -> bool:
     """R2, or another form, of one op. Returns whether it was replaced."""
+    if node.target not in CONCATENATIONS:
+        return False
     if pack_gradients(node, packing, decide):
         return True
     if node.target is aten.stack.default:
         return unstack(node, decide)
-    return node.target is aten.cat.default and (flatten(node, decide) or join_runs(node, decide))
+    return flatten(node, decide) or join_runs(node, decide)
 
 
 def _take_parts(node: fx.Node, decide: Decide) -> bool:

@@ -9,20 +9,24 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from tracefuse.optimizers.facts import once_per_kind
 from tracefuse.optimizers.ops import arguments, aten
 from tracefuse.optimizers.trace import call, phase, shape_of, val
+
+_ADD = aten.add.Tensor
 
 
 def as_sum(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The two operands of an addition without broadcasting, promotion or scaling."""
-    if node.target is not aten.add.Tensor:
-        return None
-    a = arguments(node)
-    operands = (a["self"], a["other"])
-    if a["alpha"] != 1 or not all(isinstance(n, fx.Node) for n in operands):
-        return None
-    shape_dtype = {(shape_of(n), val(n).dtype, val(n).device) for n in (node, *operands)}
-    return operands if len(shape_dtype) == 1 else None
+    return node.args if node.target is _ADD and _is_sum(node) else None  # type: ignore[return-value]
+
+
+@once_per_kind
+def _is_sum(node: fx.Node) -> bool:
+    operands = node.args
+    if len(operands) != 2 or arguments(node)["alpha"] != 1 or not all(isinstance(n, fx.Node) for n in operands):
+        return False
+    return len({(shape_of(n), val(n).dtype, val(n).device) for n in (node, *operands)}) == 1  # type: ignore[arg-type]
 
 
 def is_root(node: fx.Node) -> bool:
@@ -34,8 +38,9 @@ def is_root(node: fx.Node) -> bool:
 
 def _is_inner(node: fx.Node, root_phase: str) -> bool:
     """Whether the node is a sum that only one other sum reads."""
-    users = list(node.users)
-    return as_sum(node) is not None and phase(node) == root_phase and len(users) == 1 and as_sum(users[0]) is not None
+    if len(node.users) != 1 or as_sum(node) is None or phase(node) != root_phase:
+        return False
+    return as_sum(next(iter(node.users))) is not None
 
 
 def addends(root: fx.Node) -> list[fx.Node]:

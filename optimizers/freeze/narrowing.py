@@ -135,7 +135,9 @@ def output_nbytes(value: Any) -> int:
 def note_unswitchable(ops: Iterable[fx.Node], decide: Decide) -> None:
     """Say which multi-output backward ops still compute something unread, having no mask and no flag for it."""
     for node in ops:
-        unread = sorted(unread_outputs(node)) if phase(node) == "backward" else []
+        if phase(node) != "backward" or not isinstance(val(node), (tuple, list)):
+            continue
+        unread = sorted(unread_outputs(node))
         spare = sum(output_nbytes(val(node)[i]) for i in unread)
         if spare:
             reason = f"the operator has no mask: it computes outputs {unread}, which nothing reads"
