@@ -78,9 +78,12 @@ class LoadedCapture(Capture):
             self._trace,
             self._inputs,
             guards=captured.guards,
+            followed=captured.followed,
             **{name: getattr(captured, name) for name in SHARED},
         )
-        return joint if self._update is None else with_update(joint, self._update, self._update_inputs, replayed)
+        if self._update is None:
+            return joint
+        return with_update(joint, self._update, self._update_inputs, replayed, captured.stepped)
 
     def _update_inputs(self) -> Inputs:
         """Those tensors of the file that the update reads and the joint program does not make."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -64,9 +63,10 @@ class Stepped:
     `name` is the optimizer's variable, `kind` its class, `source` the line of its call. `state` says which key and
     parameter each tensor of its state is, with None for one of its groups. `groups` has of each group the options as they
     were, `group_of` that of each parameter, and `rates` the groups that each learning rate is of, where it is a tensor.
+    `optimizer()` is None where it is gone.
     """
 
-    optimizer: weakref.ref[torch.optim.Optimizer]
+    optimizer: Callable[[], torch.optim.Optimizer | None]
     name: str
     kind: str
     state: Mapping[str, tuple[str, str | None]]
@@ -113,7 +113,8 @@ class CapturedProgram:
 
     `update` is what an optimizer and what belongs to it do behind the backward, a program of its own: its inputs of the kinds
     "gradient" and "result" are what this one returns, `outside` gives the others. `uncut` says why a program that has one is
-    not cut there, and `stepped` of an update which optimizers made it. Of a step `in_rounds` (a GAN's) this one makes updates
+    not cut there, and `stepped` of an update which optimizers made it; of a file, `followed` are the lines of those whose
+    numbers a compiled step works out anew. Of a step `in_rounds` (a GAN's) this one makes updates
     too, which its later rounds go on with, and `update` is that of the last round and what the others hand on.
 
     `slots` say by name where modules keep inputs, `modes` how modules ran, `carried` what one step leaves to the next
@@ -144,6 +145,7 @@ class CapturedProgram:
     carried: tuple[Carried, ...] = ()
     prepared: Mapping[str, str] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
+    followed: tuple[str, ...] | None = None
 
     @functools.cached_property
     def inputs(self) -> Inputs:

@@ -32,7 +32,7 @@ def counts_in_python(program: CapturedProgram) -> tuple[Stepped, ...]:
         return ()
     read = [one for one in program.guards if one.in_optimizer and one.decides and not isinstance(one.value, bool)]
     reading = [step for step in update.stepped if any(one.source == step.source for one in read)]
-    followed = followed_values(program)
+    followed = followed_values(program) if program.followed is None else program.followed
     return tuple(step for step in reading if str(step.source) not in followed)
 
 

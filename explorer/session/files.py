@@ -47,8 +47,9 @@ from tracefuse.session.parts import (
     special_types,
 )
 from tracefuse.timeline.measurements import Measurements
+from tracefuse.training.host_numbers import followed_values
 
-FORMAT, VERSION, READ = "tracefuse session", 4, (1, 2, 3, 4)
+FORMAT, VERSION, READ = "tracefuse session", 5, (1, 2, 3, 4, 5)
 HEAD, TRACE, CAPTURE, MEASURED = "session.json", "trace.json", "capture.json", "measured.json"
 UPDATE = "update.json"
 """The trace of the update, in the file of a step that has one."""
@@ -128,6 +129,9 @@ def _captured(program: CapturedProgram, machine: Machine, inputs: bool) -> Captu
         else None
         for one in (program, program.update)
     )
+    stepped = () if program.update is None else program.update.stepped
+    followed = tuple(followed_values(program)) if program.followed is None else program.followed
+    shared |= {"stepped": stepped, "followed": followed}
     return Captured(guards, cat=machine.cat, fuse=machine.fuse, data=data, update=update, **shared)
 
 

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 import torch
 
+from tracefuse.assembly.program import Stepped
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.config.configuration import OPTIONS, Config
 from tracefuse.config.names import PASSES
@@ -31,6 +32,7 @@ from tracefuse.optimizers.formats.plain_data import (
 )
 from tracefuse.optimizers.formats.serial_arguments import device, dtype
 from tracefuse.optimizers.fuse import Fuse
+from tracefuse.optimizers.origins import Source
 from tracefuse.recording.calls import Guard
 from tracefuse.recording.host_reads import Stop
 from tracefuse.timeline.lanes import ProgramTimeline
@@ -68,10 +70,52 @@ class Captured:
     uncut: str = ""
     update: SavedInputs | None = None
     in_rounds: bool = False
+    stepped: tuple[Stepped, ...] = ()
+    followed: tuple[str, ...] | None = None
 
 
 SHARED = ("stops", "dropped", "optimizers", "pinned", "environment", "thawed", "order", "uncut", "in_rounds")
 """What `Captured` has of the captured program as it is there."""
+
+
+_Value = bool | int | float | str | tuple[bool | int | float | str, ...] | None
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """`Stepped` without its optimizer, of whose options those that are no plain values are text."""
+
+    name: str
+    kind: str
+    state: Mapping[str, tuple[str, str | None]]
+    groups: tuple[Mapping[str, _Value], ...]
+    group_of: Mapping[str, int]
+    source: Source | None
+    rates: Mapping[str, tuple[int, ...]]
+
+
+def _step_record(step: Stepped) -> dict[str, Any]:
+    plain = {f.name: getattr(step, f.name) for f in fields(SavedStep)}
+    return written(SavedStep(**plain | {"groups": tuple(map(_options, step.groups))}))
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if _is_plain(value) else repr(value) for name, value in group.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(one, (bool, int, float, str)) for one in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _step_from(data: Any, where: str) -> Stepped:
+    saved = read(SavedStep, data, where)
+    return Stepped(optimizer=_gone, **{f.name: getattr(saved, f.name) for f in fields(SavedStep)})
+
+
+def _gone() -> None:
+    """The optimizer of a step that a file tells of."""
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------
@@ -96,6 +140,7 @@ _KINDS = {name: (_flat(get_args(_MEASURED[name])[0]), get_args(_MEASURED[name])[
 # Here, so that a process that opens a file evaluates nothing.
 prepare(Captured)
 prepare(Measurements)
+prepare(SavedStep)
 
 
 def measured_record(found: Measurements, special: Special) -> dict[str, Any]:
@@ -175,6 +220,7 @@ def special_types(put: Callable[[bytes], int] | None, held: list[bytes]) -> Spec
     """How `plain_data` writes and reads what has a form of its own: arrays go to `put`, or are in `held`."""
     return {
         Config: (config_record, config_from),
+        Stepped: (_step_record, _step_from),
         torch.dtype: (lambda one: str(one).removeprefix("torch."), dtype),
         torch.device: (str, device),
         np.ndarray: (lambda array: _array_record(array, put), lambda data, where: _array(data, where, held)),
@@ -208,7 +254,6 @@ def config_record(config: Config) -> dict[str, Any]:
     return plain | {"remat_options": written(dict(config.remat_options)), "overlap": overlap, "own": own}
 
 
-_Value = bool | int | float | str | tuple[bool | int | float | str, ...] | None
 _BY_NAME: dict[str, Any] = {
     "remat_options": Mapping[str, _Value],
     "overlap": bool | Mapping[str, _Value],

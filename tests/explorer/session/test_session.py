@@ -19,6 +19,7 @@ import pytest
 import torch
 from cuda_traces import on_cuda
 from isomorphism import assert_isomorphic
+from torch import nn
 
 import tracefuse
 from tracefuse.config.configuration import Config
@@ -74,6 +75,35 @@ def test_every_program_makes_the_same_round_trip(name: str, tmp_path: Path) -> N
         assert mine.stride() == theirs.stride()
         # Not bit for bit: an input that began in the middle of its memory is now aligned, and matmuls add in another order.
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "lists": lambda of: torch.optim.SGD(of, 0.1, momentum=0.9),
+    "counted": lambda of: torch.optim.AdamW(of, 1e-3),
+    "counted, not followed": lambda of: torch.optim.ASGD(of, 1e-3),
+    "a rate of its own": lambda of: torch.optim.Adam(of, torch.tensor(1e-3), fused=True),
+}
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_optimizers_do_is_told_of_a_file_as_where_it_was_captured(name: str, inputs: bool, tmp_path: Path) -> None:
+    """What a GPU would launch of the update among it, and saved again as well."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8))
+    optimizer, x = OPTIMIZERS[name](model.parameters()), torch.randn(16, 32)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    capture = tracefuse.capture(step)
+    loaded = tracefuse.load(capture.save(tmp_path / "a.tfz", inputs=inputs))
+    again = tracefuse.load(loaded.save(tmp_path / "b.tfz", inputs=inputs))
+    assert "launch" in str(capture.optimize().findings())
+    for one in (loaded, again):
+        assert str(one.optimize().findings()) == str(capture.optimize().findings())
 
 
 def test_variants_are_made_again_with_what_was_measured_of_them(
@@ -365,7 +395,7 @@ def test_a_pass_that_a_file_does_not_know_was_off(path: Path, tmp_path: Path) ->
 
 
 WRONG: dict[str, tuple[Edit, str]] = {
-    "a newer version": (changing("session.json", lambda d: d.update(version=5)), "as version 5 of sessions.*open it with"),
+    "a newer version": (changing("session.json", lambda d: d.update(version=6)), "as version 6 of sessions.*open it with"),
     "another kind of file": (changing("session.json", lambda d: d.update(format="pickle")), "is no session"),
     "a list for a head": (set_text("session.json", "[]"), "is no session"),
     "no JSON": (set_text("trace.json", "{"), "trace.json is no JSON"),
