@@ -253,6 +253,7 @@ def outputs(name, inputs):
 
 
 LISTED = 10
+DRAWS = 3
 
 
 @torch.no_grad()
@@ -260,16 +261,38 @@ def check():
     """Print how far what is computed is from what the captured program computes; returns whether all of it is near.
 
     Near is within a tolerance of the dtype, or within what the captured program itself changes by if its inputs are rounded.
-    A line stands for each value that is not near, and for the LISTED that come closest to what is allowed.
+    What is finite and not near counts where it is not for most of DRAWS random inputs: beside the step of a function, as of
+    relu, a rounding may be on the other side of it for some. A line stands for each value that is not near, and for the LISTED
+    that come closest to what is allowed.
     """
-    captured, optimised = (outputs(name, example_inputs()) for name in programs())
-    rounded = outputs("captured", example_inputs(rounded=True))
+    found = compared(0)
+    far = {label for label, (is_good, _, _) in found.items() if not is_good}
+    again = [compared(seed) for seed in range(1, DRAWS)] if far else []
+    far = {
+        label
+        for label in far
+        if not math.isfinite(found[label][1]) or 2 * sum(not one[label][0] for one in (found, *again)) > DRAWS
+    }
+    near = sorted(((one[1], label) for label, one in found.items() if label not in far), reverse=True)
+    for label in found:
+        if label in far:
+            print(f"BAD  {found[label][2]}")
+    for _, label in near[:LISTED]:
+        print(f"ok   {found[label][2]}{'' if found[label][0] else '; most random inputs agree'}")
+    print(f"{len(near)} of {len(found)} values are near what the captured program computes")
+    return not far
+
+
+def compared(seed):
+    """Of each value, for random inputs: whether it is near, its difference over what is allowed, and a line that says so."""
+    captured, optimised = (outputs(name, example_inputs(seed=seed)) for name in programs())
+    rounded = outputs("captured", example_inputs(seed=seed, rounded=True))
     by_rounding = {label: distances(rounded[label], reference)[0] for label, reference in captured.items()}
     # One rounding may happen to leave an output as it is, so that none is taken for less sensitive than most.
     usual = statistics.median([d for d in by_rounding.values() if math.isfinite(d)] or [0.0])
-    near, far = [], []
     gradients = [tensor for label, tensor in captured.items() if label.startswith("gradient of")]
     largest = max((magnitude(tensor) for tensor in gradients), default=0.0)
+    found = {}
     for label, ours in optimised.items():
         reference = captured[label]
         relative, greatest = distances(ours, reference)
@@ -282,13 +305,8 @@ def check():
         good = is_near(relative, greatest, magnitude(reference), tolerance, noise)
         why = f": rounded inputs change it by {rounding:.0e}" if tolerance > of_dtype else ""
         line = f"{label:60s} relative difference {relative:.1e}, allowed {tolerance:.0e}{why}"
-        (near if good else far).append((relative / (tolerance or 1.0), line))
-    for _, line in far:
-        print(f"BAD  {line}")
-    for _, line in sorted(near, reverse=True)[:LISTED]:
-        print(f"ok   {line}")
-    print(f"{len(near)} of {len(optimised)} values are near what the captured program computes")
-    return not far
+        found[label] = good, relative / (tolerance or 1.0), line
+    return found
 
 
 TIMED = "forward + backward"

@@ -88,9 +88,10 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
         raise ExportError(
             "the session has no tensors of its update: save it with inputs=True, or capture the step here."
         )
-    if not program.stepped and any(op_name(node).startswith("aten._fused_") for node in program.trace.ops):
+    if ran.followed is not None and program.stepped:
         raise ExportError(
-            "the session has no optimizer, whose learning rate a step reads: load the model and capture the step here."
+            "the session has no optimizer, whose state and learning rate a step reads: load the model and capture the step "
+            "here."
         )
     _check_old_gradients(joint, update)
     _check_frozen(joint)

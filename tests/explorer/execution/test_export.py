@@ -690,6 +690,34 @@ def test_inputs_are_rounded_as_the_ops_compute(rounds_as: torch.dtype, eps: floa
     assert (rounded / exact - 1).abs().max().item() == pytest.approx(eps, rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("seeds", "error", "is_good"),
+    [((), 1.1, True), ((0,), 1.1, True), ((0, 2), 1.1, False), ((0,), math.nan, False), ((0, 1, 2), 1.1, False)],
+)
+def test_what_one_random_input_alone_has_far_off_is_a_step_of_a_function(
+    seeds: tuple[int, ...], error: float, is_good: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one side of a relu by rounding here, on the other there; what is no number is never such a step."""
+    w = torch.randn(64, 8, requires_grad=True)
+    module = load(tracefuse.capture(lambda: F.relu(w).sum().backward()).optimize().source)
+    make, outputs = module.example_inputs, module.outputs
+    drawn: list[int] = []
+
+    def example_inputs(seed: int = 0, **options: bool) -> list[Tensor]:
+        drawn.append(seed)
+        return make(seed=seed, **options)
+
+    def off(name: str, inputs: list[Tensor]) -> dict[str, Tensor]:
+        by = error if name == "optimised" and drawn[-1] in seeds else 1.0
+        return {label: value * by for label, value in outputs(name, inputs).items()}
+
+    module.example_inputs, module.outputs = example_inputs, off
+    assert module.check() is is_good
+    said = capsys.readouterr().out
+    assert ("BAD " in said) is not is_good
+    assert ("most random inputs agree" in said) is (is_good and bool(seeds))
+
+
 def test_a_negative_view_is_given_as_its_numbers() -> None:
     """Kernels read memory as it is, where such a view has the numbers with the other sign."""
     w = torch.randn(64, 8, requires_grad=True)
