@@ -15,6 +15,7 @@ from typing import NamedTuple
 from torch import fx
 
 from tracefuse.optimizers.facts import kind_of
+from tracefuse.optimizers.fuse.pieces import Piece
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import read_by
 
@@ -28,11 +29,13 @@ class Form(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The kernel of all groups of a form, the numbers of the values that its body stands for, and why it is not worth it."""
+    """The kernel of all groups of a form, the numbers of the values that its body stands for, why it is not worth it, and the
+    first piece of the form."""
 
     kernel: Kernel
     stands_for: tuple[int, ...]
     reason: str | None
+    first: Piece
 
 
 def form_of(ops: Sequence[fx.Node], more: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> Form | None:
