@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
-from tracefuse.optimizers.fuse.alike import Form, Found, form_of
+from tracefuse.optimizers.fuse.alike import Form, Found, Kinds, form_of
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, with_views
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.regions import NO_LOOPS, loops_of
@@ -43,6 +43,7 @@ class Carver:
     attempted: dict[Hashable, Found | None] = field(default_factory=dict)
     made: dict[Hashable, tuple[Kernel, tuple[int, ...]]] = field(default_factory=dict)
     first: dict[Hashable, Piece] = field(default_factory=dict)
+    kinds: Kinds = field(default_factory=Kinds)
 
     def carve(self, region: Iterable[fx.Node]) -> list[Piece]:
         """The pieces that a region becomes: one, or several where it had to be split."""
@@ -111,7 +112,7 @@ class Carver:
         return piece
 
     def _form(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Form | None:
-        return form_of(nodes, self._ordered(_with_remade(nodes).difference(nodes)), outputs)
+        return form_of(nodes, self._ordered(_with_remade(nodes).difference(nodes)), outputs, self.kinds.__getitem__)
 
     def _ordered(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.position.__getitem__)

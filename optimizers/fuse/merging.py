@@ -89,15 +89,16 @@ class _Merger:
         near = {unit: None for unit in (*self.order.needs[piece], *self.order.readers[piece]) if unit in self.traits}
         for value, size in own.reads.items():
             beside = self.reading.setdefault(value, {})
-            if beside and size * LEAST_SHARE >= piece.nbytes:
+            if beside and size * LEAST_SHARE >= own.nbytes:
                 near |= dict.fromkeys(filter(beside.__contains__, around))
             beside[piece] = None
         self.traits[piece] = own
         for other in sorted(near, key=at.__getitem__):
-            if abs(at[other] - at[piece]) > WINDOW or _misfit(own, self.traits[other]):
+            theirs = self.traits[other]
+            if abs(at[other] - at[piece]) > WINDOW or _misfit(own, theirs):
                 continue
             saving = self._saving(*self._in_order(piece, other))
-            if saving * LEAST_SHARE >= piece.nbytes + other.nbytes:
+            if saving * LEAST_SHARE >= own.nbytes + theirs.nbytes:
                 is_beside = piece not in self.order.needs[other] and other not in self.order.needs[piece]
                 heapq.heappush(self.queue, (-saving, is_beside, at[other], next(self.count), piece, other))
 

@@ -21,7 +21,7 @@ from tracefuse.optimizers.fuse.regions import Sizes, loops_of
 from tracefuse.optimizers.fuse.remaking import reads_of
 from tracefuse.optimizers.fuse.repeats import repeated_nbytes
 from tracefuse.optimizers.kernels.fusible import is_free, is_remade, slow_in_aten
-from tracefuse.optimizers.ops import behind_views, is_getitem, is_random, is_view, reached, read_by
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_random, is_view, read_by
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import human_bytes, phase, tensors
 
@@ -68,7 +68,7 @@ class Piece:
     @cached_property
     def traits(self) -> Traits:
         device, *domain = self._domain
-        return Traits((phase(self.work[0]), device), *domain, reads_of(self.inputs))
+        return Traits((phase(self.work[0]), device), *domain, reads_of(self.inputs), self.nbytes)
 
     @cached_property
     def _domain(self) -> tuple[torch.device | None, int, set[Sizes], set[Sizes]]:
@@ -117,7 +117,13 @@ Unit = Piece | fx.Node
 
 def with_views(nodes: Iterable[fx.Node], fusible: set[fx.Node]) -> set[fx.Node]:
     """`nodes` and the fusible views through which they read, so that what they read of one memory is one input."""
-    return set(reached(nodes, lambda node: [a for a in node.all_input_nodes if a in fusible and is_view(a)]))
+    found = set(nodes)
+    waiting = list(found)
+    while waiting:
+        views = [a for a in read_by(waiting.pop()) if a not in found and a in fusible and is_view(a)]
+        found.update(views)
+        waiting += views
+    return found
 
 
 def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node, Piece]) -> UnitOrder[Unit]:
@@ -144,10 +150,11 @@ def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node,
 @dataclass(frozen=True)
 class Traits:
     """What decides whether two pieces can be one kernel: where they run, the elements that their programs share out, the
-    sizes of the rows and columns that they reduce, and the bytes that they read of each memory."""
+    sizes of the rows and columns that they reduce, and the bytes that they read of each memory, and move in all."""
 
     place: tuple[str, torch.device | None]
     numel: int
     rows: set[Sizes]
     columns: set[Sizes]
     reads: dict[fx.Node, int]
+    nbytes: int
