@@ -9,12 +9,13 @@ nothing but in what those values are, so that what is known of the one is said o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from torch import fx
 
 from tracefuse.optimizers.facts import kind_of
+from tracefuse.optimizers.fuse.pieces import Piece
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import read_by
 
@@ -28,22 +29,37 @@ class Form(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The kernel of all groups of a form, the numbers of the values that its body stands for, and why it is not worth it."""
+    """The kernel of all groups of a form, the numbers of the values that its body stands for, why it is not worth it, and the
+    first piece of the form."""
 
     kernel: Kernel
     stands_for: tuple[int, ...]
     reason: str | None
+    first: Piece
 
 
-def form_of(ops: Sequence[fx.Node], more: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> Form | None:
+class Kinds(dict[fx.Node, int | None]):
+    """The kinds of the ops of a graph that nobody edits meanwhile: each is in several groups."""
+
+    def __missing__(self, node: fx.Node) -> int | None:
+        kind = self[node] = kind_of(node)
+        return kind
+
+
+def form_of(
+    ops: Sequence[fx.Node],
+    more: Iterable[fx.Node],
+    outputs: Iterable[fx.Node],
+    kind: Callable[[fx.Node], int | None] = kind_of,
+) -> Form | None:
     """The form of `ops`, beside `more` that their kernel makes itself, and of which `outputs` are read elsewhere; None where
-    the kind of an op cannot be told."""
+    the `kind` of an op cannot be told."""
     inside = [*ops, *more]
     number = {node: at for at, node in enumerate(inside)}
     lines: list[tuple[int, ...]] = []
     for node in inside:
-        kind = kind_of(node)
-        if kind is None:
+        own = kind(node)
+        if own is None:
             return None
-        lines.append((kind, *[number.setdefault(one, len(number)) for one in read_by(node)]))
+        lines.append((own, *[number.setdefault(one, len(number)) for one in read_by(node)]))
     return Form((len(ops), tuple(lines), tuple(map(number.__getitem__, outputs))), number, set(inside))

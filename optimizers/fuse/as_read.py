@@ -58,12 +58,17 @@ class AsRead:
     def _views(self, value: fx.Node, inside: set[fx.Node]) -> tuple[fx.Node, ...]:
         """The views through which alone `value`, made by the ops `inside`, is read elsewhere; () where they are several ones,
         or it is read as it is."""
+        if value in self._taken:
+            return ()
         read = [user for user in value.users if user in self._shared or _is_read_outside(user, inside)]
-        if value in self._taken or len({_call(user) for user in read}) != 1 or sum(map(is_returned, read)) > 1:
+        if not read or not all(map(is_view, read)):
             return ()
         view = read[0]
         is_same = view.target in RESHAPING and val(view).numel() == val(value).numel()
-        return tuple(read) if is_same and val(view).is_contiguous() and val(value).is_contiguous() else ()
+        if not is_same or not (val(view).is_contiguous() and val(value).is_contiguous()):
+            return ()
+        is_one = len(read) == 1 or len({_call(user) for user in read}) == 1
+        return tuple(read) if is_one and sum(map(is_returned, read)) <= 1 else ()
 
     def _kernel(self, kernel: Kernel, views: Sequence[fx.Node | None]) -> Kernel | None:
         """The kernel with these views behind its results; None where it would be launched otherwise, or could not be."""

@@ -14,18 +14,17 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
-from tracefuse.optimizers.fuse.alike import Form, Found, form_of
+from tracefuse.optimizers.fuse.alike import Form, Found, Kinds, form_of
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, with_views
 from tracefuse.optimizers.fuse.rebuild import Carved
 from tracefuse.optimizers.fuse.regions import NO_LOOPS, loops_of
 from tracefuse.optimizers.fuse.repeats import in_words, repeated_nbytes, repeated_values
 from tracefuse.optimizers.kernels.functions import Misfit, lower
-from tracefuse.optimizers.kernels.fusible import is_constant, is_free, is_remade, slow_in_aten
+from tracefuse.optimizers.kernels.fusible import is_constant, is_free, is_remade, is_split, slow_in_aten
 from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel, turned_value
 from tracefuse.optimizers.lowering.lowering import NotFusible
 from tracefuse.optimizers.lowering.random_ops import is_mask
-from tracefuse.optimizers.lowering.views import SPLITS
-from tracefuse.optimizers.ops import behind_views, frozen, is_getitem, is_view, reached
+from tracefuse.optimizers.ops import behind_views, frozen, is_getitem, is_view, reached, read_by
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, val
 
@@ -34,7 +33,7 @@ from tracefuse.optimizers.trace import human_bytes, val
 class Carver:
     """Regions to kernels, in the order of the trace's `position`s. Equal kernels share one body; `found` are the kernels by
     the forms of the ops that became them whole, and `attempted` by those of ops that were tried as one kernel, None where
-    there is no such kernel."""
+    there is no such kernel; `made` are all by the forms of their ops, and `first` the pieces that were the first of a form."""
 
     position: dict[fx.Node, int]
     fusible: set[fx.Node]
@@ -42,15 +41,20 @@ class Carver:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     found: dict[Hashable, Found] = field(default_factory=dict)
     attempted: dict[Hashable, Found | None] = field(default_factory=dict)
+    made: dict[Hashable, tuple[Kernel, tuple[int, ...]]] = field(default_factory=dict)
+    first: dict[Hashable, Piece] = field(default_factory=dict)
+    kinds: Kinds = field(default_factory=Kinds)
 
     def carve(self, region: Iterable[fx.Node]) -> list[Piece]:
         """The pieces that a region becomes: one, or several where it had to be split."""
         done: list[Piece] = []
         waiting = [list(region)]
         while waiting:
-            nodes = self._ordered(waiting.pop())
-            outputs = _outputs(nodes)
-            if not outputs or all(is_free(n) for n in nodes):
+            nodes = waiting.pop()
+            if all(map(is_free, nodes)):
+                continue
+            nodes = self._ordered(nodes)
+            if not (outputs := _outputs(nodes)):
                 continue
             found = self._try(nodes, outputs)
             if isinstance(found, Piece):
@@ -101,37 +105,67 @@ class Carver:
                 return None
             if alike := _as_known(known, form, ordered, outputs):
                 return alike
-        kernel, stands_for, obstacle = self._lower(ordered, outputs)
-        piece = None if obstacle else _piece(kernel, stands_for, ordered, outputs)
+        kernel, stands_for, obstacle = self._lower(ordered, outputs, form)
+        piece = None if obstacle else self._piece(kernel, stands_for, ordered, outputs, form)
         if form and _follows_from(form, kernel, stands_for):
             self.attempted[form.key] = piece and _as_found(form, kernel, stands_for, piece)
         return piece
 
     def _form(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Form | None:
-        return form_of(nodes, self._ordered(_with_remade(nodes).difference(nodes)), outputs)
+        return form_of(nodes, self._ordered(_with_remade(nodes).difference(nodes)), outputs, self.kinds.__getitem__)
 
     def _ordered(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.position.__getitem__)
 
-    def _lower(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> tuple[Kernel, list[fx.Node], Obstacle | None]:
-        kernel, stands_for = make_kernel(outputs, _with_remade(nodes), self.kernels)
+    def _lower(
+        self, nodes: list[fx.Node], outputs: list[fx.Node], form: Form | None
+    ) -> tuple[Kernel, list[fx.Node], Obstacle | None]:
+        kernel, stands_for = self._made(nodes, outputs, form)
         obstacle = obstacle_of(kernel)
         if obstacle is None and not _lie_apart(stands_for[: len(kernel.body.inputs)]):
             # Two views of one memory are read once if the kernel has the views.
-            inside = _with_remade([*with_views(nodes, self.fusible)])
-            one, stands_for_one = make_kernel(outputs, inside, self.kernels)
+            shown = self._ordered(with_views(nodes, self.fusible))
+            one, stands_for_one = self._made(shown, outputs, self._form(shown, outputs))
             if one.nbytes < kernel.nbytes and obstacle_of(one) is None:
                 return one, stands_for_one, None
         return kernel, stands_for, obstacle
+
+    def _made(self, nodes: list[fx.Node], outputs: list[fx.Node], form: Form | None) -> tuple[Kernel, list[fx.Node]]:
+        """The kernel of `nodes`, worth it or not, and what its body's nodes stand for: made once for each form."""
+        if form is None:
+            return make_kernel(outputs, _with_remade(nodes), self.kernels)
+        if form.key in self.made:
+            (kernel, places), values = self.made[form.key], list(form.number)
+            return kernel, [values[at] for at in places]
+        kernel, stands_for = make_kernel(outputs, form.inside, self.kernels)
+        self.made[form.key] = kernel, tuple(map(form.number.__getitem__, stands_for))
+        return kernel, stands_for
+
+    def _piece(
+        self,
+        kernel: Kernel,
+        stands_for: Sequence[fx.Node],
+        nodes: list[fx.Node],
+        outputs: list[fx.Node],
+        form: Form | None,
+    ) -> Piece:
+        """The piece of a kernel that can be written, left to ATen where it is not worth it."""
+        carved = Carved(kernel, tuple(stands_for[: len(kernel.body.inputs)]), tuple(outputs))
+        piece = Piece(tuple(nodes), tuple(outputs), carved, like=self.first.get(form.key) if form else None)
+        reason = _not_worth(kernel, piece.work, piece.alone)
+        piece = replace(piece, carved=None, reason=reason) if reason else piece
+        if form:
+            self.first.setdefault(form.key, piece)
+        return piece
 
     def _try(self, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | list[list[fx.Node]]:
         """The piece, or the parts to try next."""
         form = self._form(nodes, outputs)
         if form and (known := self.found.get(form.key)) and (alike := _as_known(known, form, nodes, outputs)):
             return alike
-        kernel, stands_for, obstacle = self._lower(nodes, outputs)
+        kernel, stands_for, obstacle = self._lower(nodes, outputs, form)
         if obstacle is None:
-            whole = _piece(kernel, stands_for, nodes, outputs)
+            whole = self._piece(kernel, stands_for, nodes, outputs, form)
             if form and _is_whole(kernel) and _follows_from(form, kernel, stands_for):
                 self.found[form.key] = _as_found(form, kernel, stands_for, whole)
             return (
@@ -220,7 +254,7 @@ def _lie_apart(inputs: Sequence[fx.Node]) -> bool:
 def _as_found(form: Form, kernel: Kernel, stands_for: Sequence[fx.Node], piece: Piece) -> Found:
     """What is known of all ops of a form once some are a piece."""
     places = tuple(map(form.number.__getitem__, stands_for))
-    return Found(kernel, places, None if piece.carved else piece.reason)
+    return Found(kernel, places, None if piece.carved else piece.reason, piece.like or piece)
 
 
 def _as_known(found: Found, form: Form, nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece | None:
@@ -229,9 +263,8 @@ def _as_known(found: Found, form: Form, nodes: list[fx.Node], outputs: list[fx.N
     inputs = tuple([values[at] for at in found.stands_for[: len(found.kernel.body.inputs)]])
     if not _lie_apart(inputs):
         return None
-    if found.reason is not None:
-        return Piece(tuple(nodes), tuple(outputs), None, found.reason)
-    return Piece(tuple(nodes), tuple(outputs), Carved(found.kernel, inputs, tuple(outputs)))
+    carved = Carved(found.kernel, inputs, tuple(outputs)) if found.reason is None else None
+    return Piece(tuple(nodes), tuple(outputs), carved, found.reason or "", found.first)
 
 
 def _is_whole(kernel: Kernel) -> bool:
@@ -244,14 +277,6 @@ def _follows_from(form: Form, kernel: Kernel, stands_for: Sequence[fx.Node]) -> 
     behind two inputs of one memory."""
     inputs, ops = stands_for[: len(kernel.body.inputs)], stands_for[len(kernel.body.inputs) :]
     return _lie_apart(inputs) and form.inside.issuperset(ops)
-
-
-def _piece(kernel: Kernel, stands_for: Sequence[fx.Node], nodes: list[fx.Node], outputs: list[fx.Node]) -> Piece:
-    """The piece of a kernel that can be written, left to ATen where it is not worth it."""
-    carved = Carved(kernel, tuple(stands_for[: len(kernel.body.inputs)]), tuple(outputs))
-    piece = Piece(tuple(nodes), tuple(outputs), carved)
-    reason = _not_worth(kernel, piece.work, piece.alone)
-    return replace(piece, carved=None, reason=reason) if reason else piece
 
 
 def _not_worth(kernel: Kernel, work: list[fx.Node], alone: int) -> str | None:
@@ -293,10 +318,10 @@ def _outputs(nodes: Sequence[fx.Node], readers: set[fx.Node] | None = None) -> l
     """The values of a region that `readers` (default: the rest of the trace) read, themselves or through views."""
     inside, found = set(nodes), {}
     for node in nodes:
-        if all(user in inside if readers is None else user not in readers for user in node.users):
+        if inside.issuperset(node.users) if readers is None else readers.isdisjoint(node.users):
             continue
         while node in inside and is_view(node):
-            node = node.all_input_nodes[0]
+            node = next(iter(read_by(node)))
         if node in inside:
             found[node] = None
     return list(found)
@@ -304,13 +329,15 @@ def _outputs(nodes: Sequence[fx.Node], readers: set[fx.Node] | None = None) -> l
 
 def _with_remade(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """`nodes` with what they read of constants, masks and splits, which are made again: no kernel takes a split, a list."""
-    return set(nodes) | {a for n in nodes for a in n.all_input_nodes if is_remade(a) or a.target in SPLITS}
+    inside = set(nodes)
+    outside = {a for n in nodes for a in read_by(n) if a not in inside}
+    return inside.union(a for a in outside if is_remade(a) or is_split(a))
 
 
 def _closure(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> set[fx.Node]:
     """`nodes` and all that they need of `inside`, multi-output ops with all their parts."""
     starts = inside.intersection(nodes)
-    return set(reached(starts, lambda n: inside.intersection((*n.all_input_nodes, *_with_parts(n)))))
+    return set(reached(starts, lambda n: inside.intersection((*read_by(n), *_with_parts(n)))))
 
 
 def _with_parts(node: fx.Node) -> set[fx.Node]:
@@ -323,7 +350,7 @@ def _connected(nodes: set[fx.Node]) -> list[list[fx.Node]]:
     """`nodes` in groups that share no edge."""
     groups, left = [], set(nodes)
     while left:
-        group = reached([next(iter(left))], lambda node: nodes.intersection((*node.all_input_nodes, *node.users)))
+        group = reached([next(iter(left))], lambda node: nodes.intersection((*read_by(node), *node.users)))
         left -= group.keys()
         groups.append(list(group))
     return groups

@@ -82,6 +82,8 @@ def split_dropouts(graph: fx.Graph, accepted: Collection[fx.Node], most_threads:
 
 def _runs(graph: fx.Graph, accepted: Collection[fx.Node]) -> list[list[fx.Node]]:
     """The `accepted` dropouts in groups of one phase and GPU with no other draw on that GPU between them."""
+    if not accepted:
+        return []
     runs: list[list[fx.Node]] = []
     going: dict[torch.device, list[fx.Node]] = {}
     for node in graph.nodes:

@@ -29,7 +29,7 @@ from torch import fx
 from tracefuse.optimizers.fuse.pieces import LEAST_SHARE, Piece, Traits, Unit, unit_order, with_views
 from tracefuse.optimizers.fuse.rebuild import UnitOrder
 from tracefuse.optimizers.fuse.regions import agree
-from tracefuse.optimizers.ops import behind_views, readers, readers_from_last
+from tracefuse.optimizers.ops import behind_views, readers
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.trace import human_bytes, nbytes
 
@@ -55,7 +55,8 @@ def merge_pieces(
 
 @dataclass
 class _Merger:
-    """Pairs of pieces in a queue, by what they could save. `reading` are the pieces that read a value's memory."""
+    """Pairs of pieces in a queue, by what they could save. `reading` are the pieces that read a value's memory, and `read` the
+    ops that do, of values for which that was asked."""
 
     order: UnitOrder[Unit]
     owner: dict[fx.Node, Piece]
@@ -65,6 +66,7 @@ class _Merger:
     queue: list[tuple[int, bool, int, int, Piece, Piece]] = field(default_factory=list)
     reading: dict[fx.Node, dict[Piece, None]] = field(default_factory=dict)
     traits: dict[Piece, Traits] = field(default_factory=dict)
+    read: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     count: Iterator[int] = field(default_factory=itertools.count)
 
     def run(self, pieces: Iterable[Piece]) -> None:
@@ -83,32 +85,41 @@ class _Merger:
 
     def _add(self, piece: Piece) -> None:
         """Queue the pairs that `piece` makes with pieces that were added before it."""
-        at, own = self.order.at, piece.traits
+        at, own, around = self.order.at, piece.traits, list(self.order.near(piece, WINDOW))
         near = {unit: None for unit in (*self.order.needs[piece], *self.order.readers[piece]) if unit in self.traits}
         for value, size in own.reads.items():
             beside = self.reading.setdefault(value, {})
-            if size * LEAST_SHARE >= piece.nbytes:
-                near |= {one: None for one in beside if abs(at[one] - at[piece]) <= WINDOW}
+            if beside and size * LEAST_SHARE >= own.nbytes:
+                near |= dict.fromkeys(filter(beside.__contains__, around))
             beside[piece] = None
         self.traits[piece] = own
         for other in sorted(near, key=at.__getitem__):
-            if abs(at[other] - at[piece]) > WINDOW or _misfit(own, self.traits[other]):
+            theirs = self.traits[other]
+            if abs(at[other] - at[piece]) > WINDOW or _misfit(own, theirs):
                 continue
             saving = self._saving(*self._in_order(piece, other))
-            if saving * LEAST_SHARE >= piece.nbytes + other.nbytes:
+            if saving * LEAST_SHARE >= own.nbytes + theirs.nbytes:
                 is_beside = piece not in self.order.needs[other] and other not in self.order.needs[piece]
                 heapq.heappush(self.queue, (-saving, is_beside, at[other], next(self.count), piece, other))
 
     def _saving(self, first: Piece, second: Piece) -> int:
         """The most bytes that one kernel could save: what both read, and what one hands to the other."""
-        reads, again = self.traits[first].reads, self.traits[second].reads
-        shared = sum(min(size, again[value]) for value, size in reads.items() if value in again)
-        handed = sum(size for value, size in again.items() if self.owner.get(value) is first)
-        return shared + handed + sum(map(nbytes, self._vanishing(first, second)))
+        reads, owner, saved = self.traits[first].reads, self.owner, self._vanishing(first, second)
+        for value, size in self.traits[second].reads.items():
+            if value in reads:
+                saved += min(size, reads[value])
+            if owner.get(value) is first:
+                saved += size
+        return saved
 
-    def _vanishing(self, first: Piece, second: Piece) -> list[fx.Node]:
-        """The outputs of `first` that only `second` reads."""
-        return [v for v in first.outputs if all(self.owner.get(reader) is second for reader in readers(v))]
+    def _vanishing(self, first: Piece, second: Piece) -> int:
+        """The bytes of those outputs of `first` that only `second` reads."""
+        return sum([nbytes(v) for v in first.outputs if {second}.issuperset(map(self.owner.get, self._readers(v)))])
+
+    def _readers(self, value: fx.Node) -> tuple[fx.Node, ...]:
+        if value not in self.read:
+            self.read[value] = tuple(readers(value))
+        return self.read[value]
 
     # --- merging ---
 
@@ -152,12 +163,12 @@ class _Merger:
         if at[second] == at[first] + 1:
             return 0
         dying = (v for v in self.traits[first].reads if v.op == "call_function" and not self._outlives(v, at[first]))
-        return sum(map(nbytes, dying)) - sum(map(nbytes, self._vanishing(first, second)))
+        return sum(map(nbytes, dying)) - self._vanishing(first, second)
 
     def _outlives(self, value: fx.Node, place: int) -> bool:
         """Whether a value has a reader behind `place`; what is returned has readers outside."""
         at, owner, outside = self.order.at, self.owner, len(self.owner)
-        return any(at.get(owner.get(reader, reader), outside) > place for reader in readers_from_last(value))
+        return any(at.get(owner.get(reader, reader), outside) > place for reader in reversed(self._readers(value)))
 
     def _replace(self, first: Piece, second: Piece, merged: Piece, below: set[Unit]) -> None:
         self.order.merge(first, second, merged, below)

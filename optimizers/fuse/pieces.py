@@ -16,12 +16,12 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.costs.cost import bytes_moved
-from tracefuse.optimizers.fuse.rebuild import Carved, UnitOrder, last_of
+from tracefuse.optimizers.fuse.rebuild import Carved, UnitOrder, keeping_order, last_of
 from tracefuse.optimizers.fuse.regions import Sizes, loops_of
 from tracefuse.optimizers.fuse.remaking import reads_of
 from tracefuse.optimizers.fuse.repeats import repeated_nbytes
 from tracefuse.optimizers.kernels.fusible import is_free, is_remade, slow_in_aten
-from tracefuse.optimizers.ops import behind_views, is_collective, is_getitem, is_random, is_view, reached
+from tracefuse.optimizers.ops import behind_views, is_getitem, is_random, is_view, read_by
 from tracefuse.optimizers.passes import Decision
 from tracefuse.optimizers.trace import human_bytes, phase, tensors
 
@@ -33,23 +33,29 @@ LEAST_SHARE = 16
 class Piece:
     """`nodes` in the order of the trace, of which `outputs` are read elsewhere.
 
-    `carved` is their kernel; without it each op is ATen's, for the `reason`.
+    `carved` is their kernel; without it each op is ATen's, for the `reason`. What follows from the forms of its ops (`alike`)
+    is known of the piece that it is `like`.
     """
 
     nodes: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     carved: Carved | None
     reason: str = ""
+    like: Piece | None = None
 
     @cached_property
     def work(self) -> list[fx.Node]:
         """The ops that compute something."""
-        return [n for n in self.nodes if not is_free(n)]
+        return [self.nodes[at] for at in self._working]
+
+    @cached_property
+    def _working(self) -> list[int]:
+        return self.like._working if self.like else [at for at, n in enumerate(self.nodes) if not is_free(n)]
 
     @cached_property
     def alone(self) -> int:
         """Bytes that ATen's ops move, each on its own."""
-        return sum(map(bytes_moved, self.work))
+        return self.like.alone if self.like else sum(map(bytes_moved, self.work))
 
     @cached_property
     def inputs(self) -> list[fx.Node]:
@@ -57,16 +63,22 @@ class Piece:
         if self.carved:
             return list(self.carved.inputs)
         inside, reading = set(self.nodes), (n for n in self.nodes if not is_remade(n))
-        return list(dict.fromkeys(a for n in reading for a in n.all_input_nodes if a not in inside))
+        return list(dict.fromkeys(a for n in reading for a in read_by(n) if a not in inside))
 
     @cached_property
     def traits(self) -> Traits:
+        device, *domain = self._domain
+        return Traits((phase(self.work[0]), device), *domain, reads_of(self.inputs), self.nbytes)
+
+    @cached_property
+    def _domain(self) -> tuple[torch.device | None, int, set[Sizes], set[Sizes]]:
+        if self.like:
+            return self.like._domain
         loops = [loops_of(node) for node in (*self.work, *filter(is_getitem, self.nodes))]
         rows, columns = {rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns}
         values = [tensor for node in self.work for tensor in tensors(node)]
         numel = max([t.numel() for t in values] + [math.prod(sizes) for sizes in rows | columns])
-        device = next((t.device for t in values), None)
-        return Traits((phase(self.work[0]), device), numel, rows, columns, reads_of(self.inputs))
+        return next((t.device for t in values), None), numel, rows, columns
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +117,13 @@ Unit = Piece | fx.Node
 
 def with_views(nodes: Iterable[fx.Node], fusible: set[fx.Node]) -> set[fx.Node]:
     """`nodes` and the fusible views through which they read, so that what they read of one memory is one input."""
-    return set(reached(nodes, lambda node: [a for a in node.all_input_nodes if a in fusible and is_view(a)]))
+    found = set(nodes)
+    waiting = list(found)
+    while waiting:
+        views = [a for a in read_by(waiting.pop()) if a not in found and a in fusible and is_view(a)]
+        found.update(views)
+        waiting += views
+    return found
 
 
 def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node, Piece]) -> UnitOrder[Unit]:
@@ -117,11 +135,13 @@ def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node,
         return {owner.get(m, m) for m in map(behind_views, values) if m.op == "call_function"}
 
     needs: dict[Unit, set[Unit]] = {piece: operands(piece.inputs) - {piece} for piece in pieces}
-    for node in graph.nodes:
-        if node.op == "call_function" and node not in owner and not is_view(node):
-            needs[node] = operands(node.all_input_nodes)
-    for keeps_order in (is_random, is_collective):
-        for earlier, later in itertools.pairwise(one for one in needs if isinstance(one, fx.Node) and keeps_order(one)):
+    for node in position:
+        if node not in owner and node.op == "call_function" and not is_view(node):
+            needs[node] = operands(read_by(node))
+    drawn, collectives = keeping_order(graph)
+    with_parts = [one for one in needs if isinstance(one, fx.Node) and is_random(one)] if drawn else []
+    for ordered in (with_parts, [one for one in collectives if one in needs]):
+        for earlier, later in itertools.pairwise(ordered):
             needs[later].add(earlier)
     places = {unit: last_of(unit.outputs if isinstance(unit, Piece) else (unit,), position) for unit in needs}
     return UnitOrder(needs, places.__getitem__)
@@ -130,10 +150,11 @@ def unit_order(graph: fx.Graph, pieces: Sequence[Piece], owner: Mapping[fx.Node,
 @dataclass(frozen=True)
 class Traits:
     """What decides whether two pieces can be one kernel: where they run, the elements that their programs share out, the
-    sizes of the rows and columns that they reduce, and the bytes that they read of each memory."""
+    sizes of the rows and columns that they reduce, and the bytes that they read of each memory, and move in all."""
 
     place: tuple[str, torch.device | None]
     numel: int
     rows: set[Sizes]
     columns: set[Sizes]
     reads: dict[fx.Node, int]
+    nbytes: int

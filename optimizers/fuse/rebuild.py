@@ -28,7 +28,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -38,12 +38,15 @@ from torch import fx
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import (
     behind_views,
+    draws,
+    exchanges,
     frozen,
     is_collective,
     is_getitem,
     is_random,
     is_returned,
     is_view,
+    once_per_operator,
     read_by,
 )
 from tracefuse.optimizers.trace import copy_node, create_op, origin, phase, set_origin, tensors, val
@@ -77,9 +80,9 @@ def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
     for node in graph.nodes:
         if node.op == "placeholder":
             new[node] = copy_node(new_graph, node, new)
-    ordered = _ordered(graph, provider).at
-    read = {a for unit in ordered for a in (unit.inputs if isinstance(unit, Carved) else unit.all_input_nodes)}
-    assert all(read.isdisjoint(one.shown) for one in carved), (
+    ordered = _ordered(graph, provider)
+    shown = {value for one in carved for value in one.shown}
+    assert shown.isdisjoint(a for unit in ordered for a in _operands(unit)), (
         "a result that is read as it is would be yielded as a view"
     )
     for unit in ordered:
@@ -93,25 +96,35 @@ def rebuild(graph: fx.Graph, carved: Sequence[Carved]) -> fx.Graph:
     return new_graph
 
 
-def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> UnitOrder[_Unit]:
+def _ordered(graph: fx.Graph, provider: dict[fx.Node, _Unit]) -> list[_Unit]:
     """The units that the outputs need, and random ops, each after its operands and otherwise in the order of the trace, which
     random ops and collectives keep among themselves."""
     position = {node: at for at, node in enumerate(graph.nodes)}
-    draws = [n for n in graph.nodes if is_random(n) and not is_getitem(n)]
-    roots = [*graph.output_node().all_input_nodes, *draws]
+    drawn, collectives = keeping_order(graph)
     needs: dict[_Unit, set[_Unit]] = {}
-    stack = [provider.get(n, n) for n in roots]
+    known = {node for node in position if node.op != "call_function"}
+    stack: list[_Unit] = [provider.get(n, n) for n in (*read_by(graph.output_node()), *drawn) if n not in known]
     while stack:
         unit = stack.pop()
-        if unit not in needs and _is_op(unit):
-            operands = unit.inputs if isinstance(unit, Carved) else read_by(unit)
-            needs[unit] = {u for n in operands if _is_op(u := provider.get(n, n))}
+        if unit not in needs:
+            needs[unit] = {provider.get(n, n) for n in _operands(unit)}.difference(known)
             stack += needs[unit]
-    for ordered in (draws, [n for n in graph.nodes if is_collective(n) and n in needs]):
+    for ordered in (drawn, [n for n in collectives if n in needs]):
         for earlier, later in itertools.pairwise(ordered):
             needs[later].add(earlier)
     places = {unit: last_of(unit.outputs if isinstance(unit, Carved) else (unit,), position) for unit in needs}
-    return UnitOrder(needs, places.__getitem__)
+    return in_order(needs, places.__getitem__)
+
+
+def keeping_order(graph: fx.Graph) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The random ops of a graph, and its collectives: each of them in the order that they keep."""
+    found = [n for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload) and _keeps_order(n.target)]
+    return list(filter(is_random, found)), list(filter(is_collective, found))
+
+
+@once_per_operator
+def _keeps_order(target: torch._ops.OpOverload) -> bool:
+    return draws(target) or exchanges(target)
 
 
 def last_of(values: Sequence[fx.Node], position: Mapping[fx.Node, int]) -> int:
@@ -119,8 +132,8 @@ def last_of(values: Sequence[fx.Node], position: Mapping[fx.Node, int]) -> int:
     return max(map(position.__getitem__, values)) if len(values) > 1 else position[values[0]]
 
 
-def _is_op(unit: _Unit) -> bool:
-    return isinstance(unit, Carved) or unit.op == "call_function"
+def _operands(unit: _Unit) -> Iterable[fx.Node]:
+    return unit.inputs if isinstance(unit, Carved) else read_by(unit)
 
 
 def _insert(graph: fx.Graph, one: Carved, new: dict[fx.Node, fx.Node]) -> None:
@@ -156,11 +169,46 @@ def _yielded(
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-class UnitOrder(Generic[Unit]):
-    """Units in an order in which each stands after those it `needs`; `at` is a unit's place, `readers` what needs it.
+def in_order(needs: Mapping[Unit, set[Unit]], place: Callable[[Unit], int]) -> list[Unit]:
+    """Units in an order in which each stands after those it `needs`: of those that could come next, the one with the least
+    `place` does; each has another one. Raises `ValueError` where `needs` has a cycle.
 
-    Of the units that could come next, the one with the least `place` does. Raises `ValueError` where `needs` has a cycle.
+    They come by their places, but for some that must wait for others behind them.
     """
+    order: list[Unit] = []
+    done: set[Unit] = set()
+    missing: dict[Unit, int] = {}
+    waiting: dict[Unit, list[Unit]] = {}  # for a unit those that need it, and whose place has come before
+    ready: list[tuple[int, Unit]] = []
+
+    def put(unit: Unit) -> None:
+        order.append(unit)
+        done.add(unit)
+        for reader in waiting.pop(unit, ()):
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (place(reader), reader))
+
+    for unit in sorted(needs, key=place):
+        while ready:
+            put(heapq.heappop(ready)[1])
+        if done.issuperset(needs[unit]):
+            put(unit)
+            continue
+        lacking = needs[unit] - done
+        missing[unit] = len(lacking)
+        for operand in lacking:
+            waiting.setdefault(operand, []).append(unit)
+    while ready:
+        put(heapq.heappop(ready)[1])
+    if len(order) < len(needs):
+        remedy = "group ops so that no path leaves a unit and comes back"
+        raise ValueError(f"the units need each other in a cycle: {remedy}")
+    return order
+
+
+class UnitOrder(Generic[Unit]):
+    """Units `in_order`; `at` is a unit's place, `readers` what needs it."""
 
     def __init__(self, needs: dict[Unit, set[Unit]], place: Callable[[Unit], int]) -> None:
         self.needs = needs
@@ -168,25 +216,13 @@ class UnitOrder(Generic[Unit]):
         for unit, operands in needs.items():
             for operand in operands:
                 self.readers[operand].add(unit)
-        self._line: list[Unit | None] = [*self._sorted(place)]
+        self._line: list[Unit | None] = [*in_order(needs, place)]
         self.at = {unit: at for at, unit in enumerate(self._line) if unit is not None}
 
-    def _sorted(self, place: Callable[[Unit], int]) -> list[Unit]:
-        missing = {unit: len(operands) for unit, operands in self.needs.items()}
-        count = itertools.count()
-        ready = [(place(unit), next(count), unit) for unit in self.needs if not missing[unit]]
-        heapq.heapify(ready)
-        order: list[Unit] = []
-        while ready:
-            order.append(heapq.heappop(ready)[2])
-            for reader in self.readers[order[-1]]:
-                missing[reader] -= 1
-                if not missing[reader]:
-                    heapq.heappush(ready, (place(reader), next(count), reader))
-        if len(order) < len(self.needs):
-            remedy = "group ops so that no path leaves a unit and comes back"
-            raise ValueError(f"the units need each other in a cycle: {remedy}")
-        return order
+    def near(self, unit: Unit, reach: int) -> Iterator[Unit]:
+        """The units at most `reach` places before and behind a unit, and itself."""
+        at = self.at[unit]
+        return (one for one in self._line[max(0, at - reach) : at + reach + 1] if one is not None)
 
     def between(self, first: Unit, second: Unit) -> set[Unit] | None:
         """What `first` leads to before `second`; None where a path leads through that to `second`."""
@@ -228,15 +264,21 @@ class UnitOrder(Generic[Unit]):
 def _share_views(graph: fx.Graph) -> None:
     """Let the backward read the forward's views of values that the program makes, instead of taking the same ones again."""
     taken: dict[fx.Node, dict[Hashable, fx.Node]] = {}
-    for node in [one for one in graph.nodes if phase(one) == "backward" and _is_handed_over(one)]:
+    spared: list[fx.Node] = []
+    for node in [one for one in graph.nodes if is_view(one) and phase(one) == "backward"]:
+        if not _is_handed_over(node):
+            continue
         shown = _shown(node)
         if shown not in taken:
             taken[shown] = _taken_forward(shown)
-        if not is_returned(node) and (same := taken[shown].get(_call(node))):
+        same = taken[shown].get(_call(node)) if taken[shown] else None
+        if same is not None and not is_returned(node):
             node.replace_all_uses_with(same)
-    for node in reversed(graph.nodes):
-        if not node.users and is_view(node):
-            graph.erase_node(node)
+            spared.append(node)
+    for node in reversed(spared):
+        while not node.users and is_view(node):
+            unread, node = node, node.args[0]  # type: ignore[assignment]
+            graph.erase_node(unread)
 
 
 def _shown(node: fx.Node) -> fx.Node:
@@ -247,7 +289,7 @@ def _shown(node: fx.Node) -> fx.Node:
 
 def _taken_forward(value: fx.Node) -> dict[Hashable, fx.Node]:
     """The views that the forward takes of a value, the first of equal ones."""
-    direct = [one for one in value.users if phase(one) == "forward"]
+    direct = [one for one in value.users if phase(one) == "forward" and is_view(one)]
     views = [*direct, *(part for one in direct for part in one.users if is_getitem(part) and phase(part) == "forward")]
     found: dict[Hashable, fx.Node] = {}
     for view in sorted(filter(_is_handed_over, views)):
@@ -255,16 +297,12 @@ def _taken_forward(value: fx.Node) -> dict[Hashable, fx.Node]:
     return found
 
 
-def _is_handed_over(node: fx.Node) -> bool:
-    """Whether the node is a view that the forward may keep: one tensor, which a list of them is not."""
-    if (
-        not is_view(node)
-        or (base := behind_views(node)).op == "placeholder"
-        or phase(node) not in ("forward", "backward")
-    ):
+def _is_handed_over(view: fx.Node) -> bool:
+    """Whether it is a view that the forward may keep: one tensor, which a list of them is not."""
+    base, shown = behind_views(view), val(view)
+    if base.op == "placeholder" or not isinstance(shown, torch.Tensor):
         return False
-    shown, whole = val(node), tensors(base)
-    return isinstance(shown, torch.Tensor) and shown.numel() <= sum(one.numel() for one in whole)
+    return shown.numel() <= sum([one.numel() for one in tensors(base)])
 
 
 def _call(node: fx.Node) -> Hashable:

@@ -15,7 +15,7 @@ made for them (`between`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -24,11 +24,10 @@ from torch import fx
 from tracefuse.optimizers.facts import devices, once_per_trace
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
 from tracefuse.optimizers.fuse.remaking import is_for_reader, reads_of, sources
-from tracefuse.optimizers.kernels.fusible import fusible_ops, is_remade
+from tracefuse.optimizers.kernels.fusible import fusible_ops, is_remade, is_split
 from tracefuse.optimizers.lowering.composites import REDUCTIONS
 from tracefuse.optimizers.lowering.geometry import MAX_SUMMED_ROW, SUMMED, columns_of, rows_of
 from tracefuse.optimizers.lowering.random_ops import DRAW, MASK, is_draw, is_mask
-from tracefuse.optimizers.lowering.views import SPLITS
 from tracefuse.optimizers.ops import (
     draws,
     exchanges,
@@ -44,6 +43,7 @@ from tracefuse.optimizers.trace import Trace, nbytes, phase, tensors
 
 Sizes = tuple[int, int, int]
 Loops = tuple[Sizes | None, Sizes | None]
+Place = tuple[str, torch.device | None]
 NO_LOOPS: Loops = (None, None)
 
 TABLE_SHARE = 16
@@ -76,7 +76,10 @@ def form_regions(graph: fx.Graph, fusible: Set[fx.Node]) -> list[set[fx.Node]]:
     drawn = started = 0
     for node in graph.nodes:
         operands, is_fusible, deepest = read_by(node), node in fusible, 0
-        links = _links(node, operands, region_of) if is_fusible else ()
+        links: Sequence[fx.Node] = ()
+        if is_fusible:
+            place = phase(node), _device(node)
+            links = _links(node, place, operands, region_of)
         for operand in operands:
             above = depth[operand] if operand in links else below[operand]
             if above > deepest:
@@ -87,8 +90,9 @@ def form_regions(graph: fx.Graph, fusible: Set[fx.Node]) -> list[set[fx.Node]]:
         if not is_plain and is_collective(node):
             started = deepest = max(deepest, started)
         if is_fusible:
-            near = dict.fromkeys([region_of[a] for a in links if depth[a] == deepest])
-            deepest += not _join(node, operands, list(near), region_of)
+            near = [region_of[a] for a in links if depth[a] == deepest]
+            near = list(dict.fromkeys(near)) if len(near) > 1 else near
+            deepest += not _join(node, place, operands, near, region_of)
         depth[node] = deepest
         below[node] = deepest + (is_plain or _is_border(node))
     _sink(graph, region_of)
@@ -116,26 +120,29 @@ def _is_border(node: fx.Node) -> bool:
     return node.op == "call_function" and not is_mask(node) and not is_draw(producer(node))
 
 
-def _links(node: fx.Node, operands: Iterable[fx.Node], region_of: dict[fx.Node, Region]) -> list[fx.Node]:
+def _links(node: fx.Node, place: Place, operands: Iterable[fx.Node], region_of: dict[fx.Node, Region]) -> list[fx.Node]:
     """The operands whose region `node` may join: a copy for a reader only that of another such copy."""
-    found = [a for a in operands if a in region_of]
-    if found:
-        place = phase(node), _device(node)
-        found = [a for a in found if _may_join(place, region_of[a])]
+    found = [a for a in operands if a in region_of and _may_join(place, region_of[a])]
     return [a for a in found if is_for_reader(a)] if found and is_for_reader(node) else found
 
 
-def _may_join(place: tuple[str, torch.device | None], region: Region) -> bool:
+def _may_join(place: Place, region: Region) -> bool:
     """Whether an op of this phase and device may be in a region."""
     return region.phase == place[0] and (region.device is None or region.device == place[1])
 
 
-def _join(node: fx.Node, operands: Iterable[fx.Node], near: list[Region], region_of: dict[fx.Node, Region]) -> bool:
+def _join(
+    node: fx.Node, place: Place, operands: Iterable[fx.Node], near: list[Region], region_of: dict[fx.Node, Region]
+) -> bool:
     """Put `node` and the regions `near` together; where their loops disagree, begin a region and return False."""
-    loops = loops_of(node)
-    is_joined = _agree(node, operands, loops, near)
-    home = _united(near, region_of) if is_joined and near else Region({}, phase(node), _device(node))
-    _put(node, operands, loops, home)
+    loops, reducing = loops_of(node), [r for r in near if r.rows or r.columns]
+    has_loops = bool(reducing) or loops != NO_LOOPS
+    is_joined = not has_loops or _agree(node, operands, loops, near, reducing)
+    home = _united(near, region_of) if is_joined and near else Region({}, *place)
+    if has_loops:
+        _put(node, operands, loops, home)
+    else:
+        home.nodes[node] = None
     region_of[node] = home
     return is_joined
 
@@ -159,8 +166,6 @@ def _united(near: list[Region], region_of: dict[fx.Node, Region]) -> Region:
 def _put(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, home: Region) -> None:
     rows, columns = loops
     home.nodes[node] = None
-    if not (rows or columns or home.below or home.after):
-        return
     if rows or columns:
         home.rows, home.columns = home.rows or rows, home.columns or columns
         (home.below if rows else home.after).add(node)
@@ -193,10 +198,10 @@ def agree(rows: set[Sizes], columns: set[Sizes]) -> bool:
     return len(rows | columns) == 1 and next(iter(rows))[2] <= MAX_SUMMED_ROW
 
 
-def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[Region]) -> bool:
-    reducing = [r for r in near if r.rows or r.columns]
-    if loops == NO_LOOPS and not reducing:
-        return True
+def _agree(
+    node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[Region], reducing: list[Region]
+) -> bool:
+    """Whether the loops of an op and of those regions `near` that are `reducing` can be one kernel's; some have any."""
     every = loops, *[(r.rows, r.columns) for r in reducing]
     rows, columns = {rows for rows, _ in every if rows}, {columns for _, columns in every if columns}
     if not agree(rows, columns):
@@ -219,15 +224,17 @@ def _agree(node: fx.Node, operands: Iterable[fx.Node], loops: Loops, near: list[
 
 
 def _device(node: fx.Node) -> torch.device | None:
-    return next(iter(devices(node)), None)
+    found = devices(node)
+    return found[0] if found else None
 
 
 def _sink(graph: fx.Graph, region_of: dict[fx.Node, Region]) -> None:
     """Move an op whose readers are all in one other region there, with what only it needs, if that reads no more bytes."""
     for node in reversed(graph.nodes):
         region = region_of.get(node)
-        target = _region_of_readers(node, region, region_of) if region else None
-        if region is None or target is None or _is_anchored(node, region):
+        if region is None or (target := _region_of_readers(node, region, region_of)) is None:
+            continue
+        if _is_anchored(node, region):
             continue
         if not _may_join((phase(node), _device(node)), target):
             continue
@@ -286,4 +293,4 @@ def _is_at_hand(value: fx.Node, region: Region) -> bool:
 
 def _is_anchored(node: fx.Node, region: Region) -> bool:
     """Whether an op must stay with what it reads: row results, and the parts of a multi-output op."""
-    return node in region.below or node in region.after or is_getitem(node) or node.target in SPLITS
+    return node in region.below or node in region.after or is_getitem(node) or is_split(node)

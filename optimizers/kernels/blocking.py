@@ -13,13 +13,13 @@ is in. Parts that read the same inputs are computed by one program, each at its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.facts import span
+from tracefuse.optimizers.facts import once_per_trace, span
 from tracefuse.optimizers.formulas.windows import WINDOW_OPS
 from tracefuse.optimizers.kernels.fusible import turns_images
 from tracefuse.optimizers.kernels.reduction_layouts import BESIDE, SUMS, WHOLE_ROWS, Grain, Reads, columns, rows
@@ -38,7 +38,7 @@ from tracefuse.optimizers.lowering.indexing import Lanes, ravel, reshape
 from tracefuse.optimizers.lowering.layouts import GUESS, Layout, Tuning, flat, probe, repeated, segment, tiles
 from tracefuse.optimizers.lowering.lowering import Lowering, NotFusible
 from tracefuse.optimizers.lowering.views import Indices
-from tracefuse.optimizers.ops import arguments, aten, is_getitem, reached
+from tracefuse.optimizers.ops import arguments, aten, is_getitem, reached, read_by
 from tracefuse.optimizers.trace import Trace, nbytes, shape_of, tensors, val
 
 BROADCAST_WORTH_HOISTING = 4
@@ -76,17 +76,23 @@ def element_of(node: fx.Node, layout: Layout, is_column: bool = False, offset: i
     return reshape(indices, domain, shape), frozenset().union(*(index.lanes for index in indices))
 
 
-def below_columns(body: Trace) -> set[fx.Node]:
+@once_per_trace
+def below_columns(body: Trace) -> Set[fx.Node]:
     """The values that are known only once columns are summed."""
     found: set[fx.Node] = set()
     for node in body.ops:
-        if columns_of(node) is not None or any(a in found for a in node.all_input_nodes):
+        if columns_of(node) is not None or not found.isdisjoint(read_by(node)):
             found.add(node)
     return found
 
 
-def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
+def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> Sequence[Layout]:
     """The layout of a kernel's body, or one for each segment."""
+    return _layouts(tuning, body)
+
+
+@once_per_trace
+def _layouts(tuning: Tuning, body: Trace) -> list[Layout]:
     wide = _needs_64_bits(body)
     _refuse_turned_images(body)
     summed = next((n for n in body.ops if columns_of(n) is not None), None)
@@ -102,7 +108,8 @@ def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
         return [rows(geometry, wide, tuning, _pitch(body, geometry.shape[-1]), strided)]
     output = max(body.returned, key=lambda n: val(n).numel())
     shape, order = shape_of(output), _memory_order(val(output))
-    tiled = _tiled(body, shape, order, wide, tuning)
+    probed = _probed(body, shape) if any(size > 1 for size in shape) else None
+    tiled = _tiled(body, probed, shape, order, wide, tuning) if probed else None
     if tiled is not None:
         return [tiled]
     unit = _common_part(body, shape, order)
@@ -110,7 +117,8 @@ def choose_layouts(body: Trace, tuning: Tuning = GUESS) -> list[Layout]:
         return [repeated(flat((*shape[:-1], unit), order, wide, tuning), shape, len(shape) - 1)]
     parts = _segments(body, shape)
     if parts is None:
-        return [_by_tables(body, shape, order, wide, tuning) or flat(shape, order, wide, tuning)]
+        tables = _by_tables(body, probed, shape, order, wide, tuning) if probed else None
+        return [tables or flat(shape, order, wide, tuning)]
     dim, sizes = parts
     return _placed([flat(_resized(shape, dim, size), order, wide, tuning) for size in sizes], shape, dim, sizes)
 
@@ -207,18 +215,17 @@ def _reduces_rows(node: fx.Node) -> bool:
     return columns_of(node) is None
 
 
-def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning) -> Layout | None:
+def _tiled(
+    body: Trace, probed: Lowering, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning
+) -> Layout | None:
     """Tiles where one of the two reasons for them holds."""
     dims = [d for d in order if shape[d] > 1]
     most = math.prod(shape) // BROADCAST_WORTH_HOISTING
     costly = {n for n in body.ops if n.target in TRANSCENDENTAL and val(n).numel() <= most}
-    if not dims:
-        return None
-    lowering = _probed(body, shape)
-    lanes = [block.lanes for (node, *_), block in lowering.seen.items() if node in costly]
+    lanes = [block.lanes for (node, *_), block in probed.seen.items() if node in costly]
     varying, is_transposed = {int(lane.removeprefix("d")) for lane in frozenset().union(*lanes)}, False
     if not costly:
-        varying = _read_along(lowering, body, dims)
+        varying = _read_along(probed, body, dims)
         is_transposed = bool(varying)
         if not varying:
             return None
@@ -231,14 +238,16 @@ def _tiled(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, 
     return tiles(shape, [*ones, *outer], middle, inner, wide, tuning, square=is_transposed)
 
 
-def _by_tables(body: Trace, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning) -> Layout | None:
+def _by_tables(
+    body: Trace, probed: Lowering, shape: Sequence[int], order: Sequence[int], wide: bool, tuning: Tuning
+) -> Layout | None:
     """Tiles where several inputs are one number for a line of the result, as a norm's are for a channel of an image: there
     they are read once for a line, in one block for every element."""
     dims = [d for d in order if shape[d] > 1]
-    if not dims or sum(2 * val(p).numel() < math.prod(shape) for p in body.placeholders) < FEWEST_TABLES:
+    if sum(2 * val(p).numel() < math.prod(shape) for p in body.placeholders) < FEWEST_TABLES:
         return None
-    lowering, places = _probed(body, shape), []
-    for node, at in _reads(lowering, body):
+    places = []
+    for node, at in _reads(probed, body):
         lanes = ravel(at, val(node).stride()).lanes
         found = {int(lane.removeprefix("d")) for lane in lanes}
         if found and dims[-1] not in found:

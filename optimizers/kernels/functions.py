@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -137,7 +137,7 @@ def total_lines(body: Trace, layout: Layout) -> tuple[str, ...]:
     return _lines(layout, (lowering, after), [Store(f"tl.store(partial_ptr + tl.program_id(0), {total})", lanes)])
 
 
-def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: set[fx.Node]) -> LoweredKernel:
+def _in_two_steps(kernel: Kernel, layouts: Sequence[Layout], below: Set[fx.Node]) -> LoweredKernel:
     """A function that sums chunks of the columns, and one that sums those and does what follows."""
     body, columns = kernel.body, layouts[0].columns
     assert columns is not None
@@ -263,7 +263,7 @@ def _call_as_stored(lowering: Lowering, node: fx.Node, name: str) -> None:
         lowering.stored[name] = node.name
 
 
-def _check_fit(body: Trace, layout: Layout, below: set[fx.Node]) -> None:
+def _check_fit(body: Trace, layout: Layout, below: Set[fx.Node]) -> None:
     per_column = math.prod(layout.kept(layout.columns.row_dims)[1]) if layout.columns else 0
     per_row = {layout.numel // layout.row_length} if layout.reduced else set()
     fitting = [n for n in body.returned if val(n).numel() in ({per_column} if n in below else {layout.numel} | per_row)]

@@ -47,7 +47,7 @@ from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE
 from tracefuse.optimizers.lowering.lowering import COPIES
 from tracefuse.optimizers.lowering.placements import SCATTERS as PLACES
 from tracefuse.optimizers.lowering.placements import scatter_refusal
-from tracefuse.optimizers.lowering.random_ops import is_mask
+from tracefuse.optimizers.lowering.random_ops import MASK, is_mask
 from tracefuse.optimizers.lowering.views import SPLITS, VIEWS
 from tracefuse.optimizers.ops import (
     arguments,
@@ -88,13 +88,19 @@ PLAIN_REDUCTIONS = {
 
 def refusal(node: fx.Node) -> str | None:
     """Why `node` stays with ATen; None where a kernel can hold it."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and not _looks_around(target):
+        return _op_refusal(node)
     return _own_refusal(node) or _many_parts_refusal(node)
 
 
 @once_per_trace
 def refusals(trace: Trace) -> Mapping[fx.Node, str | None]:
     """`refusal` of each node of a trace that nobody edits any more, in its order: several passes ask that of all ops."""
-    return {node: refusal(node) for node in trace.graph.nodes}
+    found: dict[fx.Node, str | None] = {}
+    for node in trace.graph.nodes:
+        found[node] = _part_refusal(node, found.__getitem__) if node.target is operator.getitem else refusal(node)
+    return found
 
 
 @once_per_trace
@@ -108,7 +114,7 @@ def _own_refusal(node: fx.Node) -> str | None:
     if node.op != "call_function":
         return "it is no op"
     if node.target is operator.getitem:
-        return _getitem_refusal(node)
+        return _part_refusal(node, refusal)
     if not isinstance(node.target, torch._ops.OpOverload):
         return "it is a kernel already"
     if is_mask(node):
@@ -128,7 +134,18 @@ def _is_constant(target: torch._ops.OpOverload) -> bool:
 
 def is_remade(node: fx.Node) -> bool:
     """Whether every kernel that reads the value computes it itself: a constant, or the mask of a dropout."""
-    return is_constant(node) or is_mask(node)
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and (_is_constant(target) or target is MASK)
+
+
+def is_split(node: fx.Node) -> bool:
+    """Whether the op takes a value apart into views."""
+    return isinstance(node.target, torch._ops.OpOverload) and _splits(node.target)
+
+
+@once_per_operator
+def _splits(target: torch._ops.OpOverload) -> bool:
+    return target in SPLITS
 
 
 def is_free(node: fx.Node) -> bool:
@@ -197,11 +214,18 @@ def _is_wide_cast(node: fx.Node) -> bool:
     return val(node.args[0]).dtype in HALVES and nbytes(node) >= LEAST_CAST  # type: ignore[arg-type]
 
 
-def _getitem_refusal(node: fx.Node) -> str | None:
+@once_per_operator
+def _looks_around(target: torch._ops.OpOverload) -> bool:
+    """Whether more than its kind decides about an op: what reads it, or computes what it reads."""
+    return target is MASK or target in NORM_BACKWARD or target in SPLITS or target is aten.cat.default
+
+
+def _part_refusal(node: fx.Node, of_whole: Callable[[fx.Node], str | None]) -> str | None:
+    """`refusal` of a part, given that of what it is a part of."""
     source: fx.Node = node.args[0]  # type: ignore[assignment]
     if not (isinstance(source.target, torch._ops.OpOverload) and _has_parts(source.target)):
         return "it is a part of an op that stays with ATen"
-    return refusal(source) or _type_refusal(node)
+    return of_whole(source) or _type_refusal(node)
 
 
 @once_per_operator
@@ -302,7 +326,7 @@ def _row_refusal(node: fx.Node) -> str | None:
 
 def _many_parts_refusal(node: fx.Node) -> str | None:
     """Why a value is taken apart, or put together of parts, outside of kernels: where many parts are in memory anyway."""
-    if node.target in SPLITS:
+    if is_split(node):
         return _split_refusal(node)
     if node.target is not aten.cat.default or len(node.args[0]) <= MOST_JOINED:  # type: ignore[arg-type]
         return None
@@ -315,7 +339,7 @@ def _many_parts_refusal(node: fx.Node) -> str | None:
 
 
 def _split_refusal(node: fx.Node) -> str | None:
-    whole, parts = val(node.args[0]), tensors(node)  # type: ignore[arg-type]
+    whole, parts = val(node.args[0]), val(node)  # type: ignore[arg-type]
     if len(parts) < MANY_PARTS or not whole.is_contiguous() or not _are_contiguous(node):
         return None
     source = behind_views(node.args[0])  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from tracefuse.optimizers.errors import NotSupported
-from tracefuse.optimizers.facts import once_per_trace, once_per_type, tensors_in
+from tracefuse.optimizers.facts import once_per_kind, once_per_trace, once_per_type, tensors_in
 from tracefuse.optimizers.formulas.windows import is_shape_only
 from tracefuse.optimizers.kernels.naming import Names
 from tracefuse.optimizers.kernels.overwriting import Overwriting, overwriting
@@ -26,7 +26,7 @@ from tracefuse.optimizers.lowering.composites import CONSTANTS, fill_value
 from tracefuse.optimizers.lowering.gathers import is_table_of
 from tracefuse.optimizers.lowering.norms import is_needed_by
 from tracefuse.optimizers.lowering.random_ops import is_mask
-from tracefuse.optimizers.ops import aten, is_view, op_name
+from tracefuse.optimizers.ops import aten, is_view, op_name, read_by
 from tracefuse.optimizers.trace import Input, Output, Trace, tensor_type, tensors, val
 
 NAMED_OPS = 4
@@ -193,14 +193,38 @@ def _call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 def _key(inputs: Sequence[fx.Node], ops: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> str:
     """A hash of the ops, their attributes, and of every value's dtype, shape, strides and kind of device."""
-    number = {node: Reference(at) for at, node in enumerate((*inputs, *ops))}
+    number = {node: str(at) for at, node in enumerate((*inputs, *ops))}
     lines = [f"placeholder  ((), {{}}) {_types(node)}\n" for node in inputs]
     for node in ops:
-        target, *arguments = _call(node)
-        shown = fx.node.map_arg(tuple(arguments), number.__getitem__)
-        lines.append(f"call_function {target} {shown} {_types(node)}\n")
-    lines.append(str([number[node].number for node in outputs]))
+        texts, places = _line(node) if _is_told_by_kind(node) else _spelt(node)
+        if places:
+            read = list(read_by(node))
+            for text, at in zip(texts, places, strict=False):
+                lines += (text, number[read[at]])
+        lines.append(texts[-1])
+    lines.append(str([int(number[node]) for node in outputs]))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _is_told_by_kind(node: fx.Node) -> bool:
+    """Whether ops of its kind are spelt alike: a tuple is to a kind what a list is."""
+    arguments = (*node._args, *node._kwargs.values()) if node._kwargs else node._args
+    return _TUPLES.isdisjoint(map(type, arguments))
+
+
+_TUPLES = {tuple, torch.Size}
+
+
+def _spelt(node: fx.Node) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """An op as a key says it: the texts before, between and behind its operands, and which of them each is."""
+    target, *arguments = _call(node)
+    number = {operand: _Marked(at) for at, operand in enumerate(read_by(node))}
+    shown = fx.node.map_arg(tuple(arguments), number.__getitem__)
+    parts = f"call_function {target} {shown} {_types(node)}\n".split(_MARK)
+    return tuple(parts[::2]), tuple(map(int, parts[1::2]))
+
+
+_line = once_per_kind(_spelt)
 
 
 @once_per_type
@@ -214,6 +238,17 @@ class Reference:
 
     def __repr__(self) -> str:
         return f"%{self.number}"
+
+
+@dataclass(frozen=True)
+class _Marked(Reference):
+    """A reference in a text that is to be cut at it."""
+
+    def __repr__(self) -> str:
+        return f"%{_MARK}{self.number}{_MARK}"
+
+
+_MARK = "\0"
 
 
 def title(body: Trace) -> str:
