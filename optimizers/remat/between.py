@@ -48,7 +48,7 @@ from torch import fx
 
 from tracefuse.optimizers.fuse.remaking import nbytes_read
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
-from tracefuse.optimizers.ops import behind_views, is_view, reached, read_by
+from tracefuse.optimizers.ops import behind_views, reached, read_by
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.mincut import Edge, min_cut
@@ -191,16 +191,14 @@ def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
     root = behind_views(node)
     if is_constant(root):
         return 0.0
-    is_stored = borders.why_stored(root) is not None
-    if is_view(node) and not is_stored:
-        return math.inf
-    size = nbytes_read(node)
-    if not is_stored:
+    if borders.why_stored(root) is None:
+        if node is not root:
+            return math.inf
         is_there = root in borders.crossing and not borders.is_idle(borders.region_of[root])
-        return size * (1.0 if is_there else 2.0)
+        return nbytes_read(node) * (1.0 if is_there else 2.0)
     if root in borders.outside[region]:
         return 0.0
-    return size * (weight if borders.lives_to(root) >= borders.runs_at[region] else 1.0)
+    return nbytes_read(node) * (weight if borders.lives_to(root) >= borders.runs_at[region] else 1.0)
 
 
 def _working(again: set[fx.Node], position: dict[fx.Node, int]) -> list[fx.Node]:
