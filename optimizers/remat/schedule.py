@@ -70,7 +70,7 @@ def copy_again(node: fx.Node, copies: dict[fx.Node, fx.Node], **changes: Any) ->
     marks = {"recomputes": original, "recomputes_in": recomputes_in(node) if known else phase(node)}
     own = {"phase": changes.pop("phase", phase(node)), "val": _own_value(node, copy)}
     own["custom"] = {**(node.meta.get("custom") or {}), **marks, **changes}
-    copy.meta.update(node.meta, **own)  # to set it, a node looks itself up by its operator, which torch hashes in Python
+    copy.meta.update(node.meta, **own)  # set, it is looked up by its operator, which torch hashes in Python
     return copy
 
 
