@@ -229,7 +229,15 @@ def saved_storages(trace: Trace) -> dict[int, tuple[str, int, dict[fx.Node, None
 
 def saved_bytes(trace: Trace) -> int:
     """Bytes that the forward of a joint trace keeps for its backward: each storage once, inputs not counted."""
-    return sum(count for _, count, _ in saved_storages(trace).values())
+    late = [node for node in trace.ops if phase(node) == "backward"]
+    read = {operand for node in late for operand in read_by(node)}
+    read.update(node for out, node in trace.output_pairs if out.kind == "gradient")
+    kept: dict[int, int] = {}
+    for node in read:
+        if node.op == "call_function" and phase(node) != "backward":
+            kept.update(storages(node))
+    theirs = {memory for node in trace.placeholders for memory in storages(node)}
+    return sum(count for memory, count in kept.items() if memory not in theirs)
 
 
 def _kind(nodes: list[fx.Node], returned: _Returned, handed_over: set[str], late: set[fx.Node]) -> Kind:

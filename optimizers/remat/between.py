@@ -42,12 +42,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from torch import fx
 
 from tracefuse.optimizers.fuse.remaking import nbytes_read
 from tracefuse.optimizers.kernels.fusible import is_constant, is_free
-from tracefuse.optimizers.ops import behind_views, is_view, reached, read_by
+from tracefuse.optimizers.ops import behind_views, reached, read_by
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.remat.borders import Borders
 from tracefuse.optimizers.remat.mincut import Edge, min_cut
@@ -127,17 +128,30 @@ Weights = dict[fx.Node, float]
 def _cut(wanted: list[fx.Node], needs: Needs, weights: Weights) -> tuple[set[fx.Node], set[fx.Node]]:
     """(what is computed again, what is read) at the least weight: of several such cuts the one nearest to the region."""
     index = {node: i for i, node in enumerate(needs)}
-    source, sink = 2 * len(index), 2 * len(index) + 1
-    edges: list[Edge] = [(source, 2 * index[value], math.inf) for value in wanted]
-    for (node, operands), i in zip(needs.items(), index.values(), strict=True):
-        edges.append((2 * i, 2 * i + 1, weights[node]))
-        behind = [sink] if operands is None else [2 * index[a] for a in operands]
+    number = index.__getitem__
+    operands = tuple([None if of is None else tuple(map(number, of)) for of in needs.values()])
+    again, read = _cut_of_numbers(tuple(map(number, wanted)), operands, tuple(map(weights.__getitem__, needs)))
+    nodes = list(needs)
+    return {nodes[i] for i in again}, {nodes[i] for i in read}
+
+
+@lru_cache(maxsize=256)
+def _cut_of_numbers(
+    wanted: tuple[int, ...], needs: tuple[tuple[int, ...] | None, ...], weights: tuple[float, ...]
+) -> tuple[list[int], list[int]]:
+    """`_cut` of values by number: regions that are alike, as those of the steps of a loop, have one answer."""
+    count = len(needs)
+    source, sink = 2 * count, 2 * count + 1
+    edges: list[Edge] = [(source, 2 * value, math.inf) for value in wanted]
+    for i, operands in enumerate(needs):
+        edges.append((2 * i, 2 * i + 1, weights[i]))
+        behind = [sink] if operands is None else [2 * a for a in operands]
         edges += [(2 * i + 1, end, math.inf) for end in behind]
-    side = min_cut(edges, 2 * len(index) + 2, source, sink)
+    side = min_cut(edges, 2 * count + 2, source, sink)
     if side is None:
         raise AssertionError("a value that a region reads can be neither read nor computed again; this is a defect")
-    again = {n for n, i in index.items() if 2 * i + 1 in side}
-    return again, {n for n, i in index.items() if 2 * i in side} - again
+    again = [i for i in range(count) if 2 * i + 1 in side]
+    return again, [i for i in range(count) if 2 * i in side and 2 * i + 1 not in side]
 
 
 def _is_tree(wanted: list[fx.Node], needs: Needs) -> bool:
@@ -177,16 +191,14 @@ def weigh(borders: Borders, node: fx.Node, region: int, weight: float) -> float:
     root = behind_views(node)
     if is_constant(root):
         return 0.0
-    is_stored = borders.why_stored(root) is not None
-    if is_view(node) and not is_stored:
-        return math.inf
-    size = nbytes_read(node)
-    if not is_stored:
+    if borders.why_stored(root) is None:
+        if node is not root:
+            return math.inf
         is_there = root in borders.crossing and not borders.is_idle(borders.region_of[root])
-        return size * (1.0 if is_there else 2.0)
+        return nbytes_read(node) * (1.0 if is_there else 2.0)
     if root in borders.outside[region]:
         return 0.0
-    return size * (weight if borders.lives_to(root) >= borders.runs_at[region] else 1.0)
+    return nbytes_read(node) * (weight if borders.lives_to(root) >= borders.runs_at[region] else 1.0)
 
 
 def _working(again: set[fx.Node], position: dict[fx.Node, int]) -> list[fx.Node]:

@@ -43,6 +43,7 @@ class Borders:
         self._anyway: dict[fx.Node, str | None] = {}
         self._chosen: dict[fx.Node, str] = {}
         self._lives_to: dict[fx.Node, float] = {}
+        self._idle: dict[int, bool] = {}
 
     @cached_property
     def members(self) -> dict[int, list[fx.Node]]:
@@ -57,7 +58,10 @@ class Borders:
 
     def is_idle(self, region: int) -> bool:
         """Whether a region computes only what others may."""
-        return all(self.is_copyable(node) and self._why_anyway(node) is None for node in self.members[region])
+        if region not in self._idle:
+            members = self.members[region]
+            self._idle[region] = all(self.is_copyable(node) and self._why_anyway(node) is None for node in members)
+        return self._idle[region]
 
     def only_crosses(self, value: fx.Node) -> bool:
         """Whether nothing but regions of its own phase reads a value."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.formulas.windows import ADAPTIVE_MAXIMUM, MAXIMUM
 from tracefuse.optimizers.fuse.compared import compared_values
 from tracefuse.optimizers.fuse.regions import agree, loops_of
-from tracefuse.optimizers.kernels.fusible import fusible_ops
+from tracefuse.optimizers.kernels.fusible import refusal
 from tracefuse.optimizers.liveness import saved_bytes
 from tracefuse.optimizers.ops import (
     aten,
@@ -111,7 +111,8 @@ class Forward:
         self.read = {n for n in self.nodes if n in late or n in self.gradients}
         self.saved = saved_bytes(trace) if saved is None else saved
         self.checkpointed = dropped(trace, self.read)
-        self._fusible = fusible_ops(trace)
+        # Not asked of most ops of the backward, and of each but once: of one that joins many values it takes long.
+        self._is_fusible = cache(lambda node: refusal(node) is None)
         self.fused = self._fused()
         self.tied = tied_ops(self.nodes, self.fused)
         self.compared = compared_values(trace.graph)
@@ -150,7 +151,7 @@ class Forward:
     def _fused(self) -> set[fx.Node]:
         fused: set[fx.Node] = set()
         for node in self.nodes:
-            if node.args[0] in fused if is_getitem(node) else (is_view(node) or node in self._fusible):
+            if node.args[0] in fused if is_getitem(node) else (is_view(node) or self._is_fusible(node)):
                 fused.add(node)
         return fused
 
@@ -216,7 +217,7 @@ class Forward:
         return None
 
     def _share_kernel(self, node: fx.Node, reader: fx.Node) -> bool:
-        if reader not in self._fusible:
+        if not self._is_fusible(reader):
             return False
         loops = [loops_of(producer(node)), loops_of(producer(reader))]
         return agree({rows for rows, _ in loops if rows}, {columns for _, columns in loops if columns})

@@ -63,12 +63,14 @@ def copy_again(node: fx.Node, copies: dict[fx.Node, fx.Node], **changes: Any) ->
 
     Other `changes` go into the copy's own fields. A copy of a copy is one of the original.
     """
-    original = recomputes(node) or node.name
+    known = recomputes(node)
+    original = known or node.name
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: copies.get(a, a))
     copy = create_op(node.graph, node.target, args, kwargs, f"{original}_again")
-    copy.meta = {**node.meta, "phase": changes.pop("phase", phase(node)), "val": _own_value(node, copy)}
-    marks = {"recomputes": original, "recomputes_in": recomputes_in(node) if recomputes(node) else phase(node)}
-    copy.meta["custom"] = {**(node.meta.get("custom") or {}), **marks, **changes}
+    marks = {"recomputes": original, "recomputes_in": recomputes_in(node) if known else phase(node)}
+    own = {"phase": changes.pop("phase", phase(node)), "val": _own_value(node, copy)}
+    own["custom"] = {**(node.meta.get("custom") or {}), **marks, **changes}
+    copy.meta.update(node.meta, **own)  # set, it is looked up by its operator, which torch hashes in Python
     return copy
 
 
@@ -76,7 +78,10 @@ def _own_value(node: fx.Node, copy: fx.Node) -> Any:
     """The copy's fake value: memory of its own, or its place in its own argument's, laid out as the original."""
     if not does_work(copy):
         return _moved(copy, val(node), val(node.all_input_nodes[0]))
-    return fx.node.map_aggregate(val(node), lambda t: like(t) if isinstance(t, FakeTensor) else t)
+    value = val(node)
+    if isinstance(value, FakeTensor):
+        return like(value)
+    return fx.node.map_aggregate(value, lambda t: like(t) if isinstance(t, FakeTensor) else t)
 
 
 def _moved(node: fx.Node, value: Any, was_of: Any) -> Any:
