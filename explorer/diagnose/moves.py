@@ -65,9 +65,9 @@ def _facts(case: Case, node: fx.Node, leaf: str, copy: Transfer | None) -> tuple
 
 
 def _leaf_fixes(case: Case, leaf: str, gpu: str) -> tuple[Fix, ...]:
-    us = _both_ways_us(case, (leaf,))
+    does = f"`{leaf}` on {gpu}, and its gradient too"
     return (
-        Fix("on device", f"`{leaf}` on {gpu}, and its gradient too", (leaf,), worth_us=us),
+        Fix("on device", does, (leaf,), gained_us=lambda: _both_ways_us(case, (leaf,))),
         Fix(
             "pinned gradient",
             f"the gradient of `{leaf}` copied into pinned memory, not waited for: synchronize before it is read",
@@ -153,7 +153,7 @@ def _is_data(case: Case, inputs: Sequence[str]) -> bool:
 
 def _move_fixes(case: Case, inputs: tuple[str, ...], target: str) -> tuple[Fix, ...]:
     listed = ", ".join(f"`{name}`" for name in inputs)
-    there = Fix("on device", f"{listed} on {target} already", inputs, worth_us=_both_ways_us(case, inputs))
+    there = Fix("on device", f"{listed} on {target} already", inputs, gained_us=lambda: _both_ways_us(case, inputs))
     if case.program.pinned.issuperset(inputs):
         return (there,)
     return there, Fix("pinned input", f"{listed} in pinned memory, moved with non_blocking=True", inputs)

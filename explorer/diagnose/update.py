@@ -141,7 +141,7 @@ def _options(step: Stepped) -> set[str]:
 def _in_one_launch(case: Case, nodes: Sequence[fx.Node]) -> tuple[Fix, ...]:
     """The pass that updates all parameters in a few launches, which read once and write once; none where that is done."""
     spared_us = _spared_us(case, nodes)
-    fix = Fix("passes", "with optimizer_step", changes={"optimizer_step": True}, worth_us=spared_us)
+    fix = Fix("passes", "with optimizer_step", changes={"optimizer_step": True}, gained_us=lambda: spared_us)
     return (fix,) if case.severity(spared_us) is not None else ()
 
 

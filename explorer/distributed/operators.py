@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from tracefuse.errors import ExportError
+from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.ops import RECORDED, is_recorded
 from tracefuse.optimizers.overlap.issued import issues_collectives
 from tracefuse.optimizers.trace import Trace, line_of
@@ -104,6 +105,7 @@ def check_alone(trace: Trace) -> None:
         )
 
 
+@once_per_trace
 def why_never_again(trace: Trace) -> str:
     """Why a program is neither run again nor saved, with the remedy: a graph of `torch.compile` may start collectives itself.
     "" for one that does not."""

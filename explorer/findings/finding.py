@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2s
 from typing import Any, Literal
@@ -45,14 +45,19 @@ FixKind = Literal["on device", "pinned input", "pinned gradient", "as cast", "le
 @dataclass(frozen=True)
 class Fix:
     """What a replay can test: `kind` names the change (`tracefuse.diagnose.fixes`), `does` says it, `of` are the names of the
-    inputs or ops that it changes, `changes` the options of "passes". `worth_us` is what it is predicted to gain where that is
-    another part of the step than its finding is about: passes work on all ops, and a value that moves comes back."""
+    inputs or ops that it changes, `changes` the options of "passes". `gained_us` works out what it is predicted to gain, where
+    that is another part of the step than its finding is about: passes work on all ops, and a value that moves comes back."""
 
     kind: FixKind
     does: str
     of: tuple[str, ...] = ()
     changes: dict[str, Any] | None = None
-    worth_us: float | None = None
+    gained_us: Callable[[], float] | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def worth_us(self) -> float | None:
+        """The microseconds of `gained_us`, worked out when they are first asked for: regions of all ops take a while."""
+        return None if self.gained_us is None else self.gained_us()
 
 
 @dataclass(frozen=True)

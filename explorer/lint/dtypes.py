@@ -195,7 +195,7 @@ def _cast_once(case: Case, groups: Sequence[Sequence[fx.Node]]) -> Fix:
     of = {n: group[0] for group in groups for n in group[1:]}
     names = tuple(one.name for pair in of.items() for one in pair)
     does = f"{counted(len(of), 'cast')} of the forward left out, none of gradients"
-    return Fix("computed once", does, names, worth_us=case.us(list(of)))
+    return Fix("computed once", does, names, gained_us=lambda: case.us(list(of)))
 
 
 # --- logits -----------------------------------------------------------------------------------------------------------

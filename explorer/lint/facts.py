@@ -158,17 +158,21 @@ class Numbering:
         if dropped is not None and self.of[dropped.args[0].args[0]] == self.of[node.args[0]]:  # type: ignore[union-attr, index]
             self.of[node] = self.of[dropped]
             return
-        is_written = ran_in_place(node) and not self._by_checkpoints
-        alone = is_random(node) or is_mutable(node) or is_written or is_allocation(node)
-        same = (
-            node.target,
-            frozen(node.args, self._numbered),
-            frozen(node.kwargs, self._numbered),
-            self._backward.get(origin(node).seq, ()),
-        )
-        self._give(node, ("alone", node) if alone else same)
-        if not alone and self.constants.issuperset(read_by(node)):
+        is_written = not self._by_checkpoints and ran_in_place(node)
+        if is_written or is_random(node) or is_mutable(node) or is_allocation(node):
+            self._give(node, ("alone", node))
+            return
+        self._give(node, self._same(node))
+        if self.constants.issuperset(read_by(node)):
             self.constants.add(node)
+
+    def _same(self, node: fx.Node) -> Hashable:
+        """What an op has in common with those that compute the same value."""
+        target, kwargs, of = node.target, node.kwargs, self.of
+        called = id(target) if isinstance(target, torch._ops.OpOverload) else target  # torch hashes operators in Python
+        operands = tuple([of[one] if isinstance(one, fx.Node) else frozen(one, self._numbered) for one in node.args])
+        backward = self._backward.get(origin(node).seq, ()) if self._backward else ()
+        return called, operands, frozen(kwargs, self._numbered) if kwargs else (), backward
 
     def _numbered(self, node: fx.Node) -> Hashable:
         return "value", self.of[node]

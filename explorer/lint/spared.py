@@ -6,6 +6,7 @@ mul, gelu, add       6 GiB moved in 2 ms          one kernel reads 2 GiB and wri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ from tracefuse.optimizers.decompose.norms import comes_apart, read_again
 from tracefuse.optimizers.facts import once_per_trace, storage_id
 from tracefuse.optimizers.fuse.regions import form_regions
 from tracefuse.optimizers.kernels.fusible import refusal
-from tracefuse.optimizers.ops import behind_views, does_work, producer, reached, read_by, readers
+from tracefuse.optimizers.ops import behind_views, does_work, producer, read_by, readers
 from tracefuse.optimizers.trace import Trace, tensors, val
 from tracefuse.tables.folding import work
 
@@ -63,11 +64,22 @@ def _is_fusible(node: fx.Node) -> bool:
 def _are_any_joined(ops: set[fx.Node]) -> bool:
     """Whether ops that kernels can hold lead from any of `ops` to another one: no region has two that are not joined so."""
 
-    def near(node: fx.Node) -> list[fx.Node]:
-        return [one for one in (*read_by(node), *node.users) if _is_fusible(one)]
+    is_fusible = cache(_is_fusible)
 
-    fusible = list(filter(_is_fusible, ops))
-    return any(len(ops.intersection(reached([node], near))) > 1 for node in fusible)
+    def leads_to_another(start: fx.Node) -> bool:
+        seen, stack = {start}, [start]
+        while stack:
+            node = stack.pop()
+            for one in (*read_by(node), *node.users):
+                if one in seen or not is_fusible(one):
+                    continue
+                if one in ops:
+                    return True
+                seen.add(one)
+                stack.append(one)
+        return False
+
+    return any(is_fusible(node) and leads_to_another(node) for node in ops)
 
 
 def spared_in_one_kernel(case: Case, nodes: Sequence[fx.Node]) -> float:
@@ -90,7 +102,7 @@ def with_kernels(case: Case, changes: Mapping[str, Any], besides_us: float = 0.0
     """What passes gain by kernels for all ops, those that the finding is about among them, and `besides_us` in another way."""
     changes = for_kernels(case, changes)
     does = f"with {', '.join(changes)}, and so kernels for all ops"
-    return (Fix("passes", does, changes=changes, worth_us=spared_by_kernels(case) + besides_us),)
+    return (Fix("passes", does, changes=changes, gained_us=lambda: spared_by_kernels(case) + besides_us),)
 
 
 def for_kernels(case: Case, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from torch import fx
 from tracefuse.optimizers.costs.cost import flops, op_class, packet_name
 from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.ops import does_work, is_getitem, op_name, producer, reached
+from tracefuse.optimizers.ops import does_work, is_getitem, op_name, producer, reached, read_by
 from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.passes import PassRecord
-from tracefuse.optimizers.trace import Trace, line_of, origin, recomputes
+from tracefuse.optimizers.trace import Trace, origin, recomputes
 from tracefuse.tables.folding import OUTSIDE, name_of
 
 Weights = Callable[[Trace], Mapping[str, float]]
@@ -73,9 +73,9 @@ def _behind(results: Sequence[fx.Node], read: set[str]) -> list[fx.Node]:
     """The ops that do work for `results` and need nothing but what is `read`."""
 
     def inside(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-        return [node for node in nodes if node.op == "call_function" and node.name not in read]
+        return [node for node in nodes if node.name not in read and node.op == "call_function"]
 
-    return sorted(filter(does_work, reached(inside(results), lambda node: inside(node.all_input_nodes))))
+    return sorted(filter(does_work, reached(inside(results), lambda node: inside(read_by(node)))))
 
 
 # --- what was captured of it ---
@@ -141,11 +141,12 @@ def _weights(
 
 def lines_of(one: Replaced, weights: Weights) -> dict[str, tuple[Source | None, float]]:
     """The lines whose work a call does, by their text, each with its share of the call: the largest first."""
-    sums: dict[str, float] = defaultdict(float)
-    known = weights(one.before)
-    sources = {line_of(node): origin(node).source for node in one.ops}
+    known, sources, sums = weights(one.before), dict[str, Source | None](), dict[str, float]()
     for node in one.ops:
-        sums[line_of(node)] += known.get(node.name) or SOME
+        source = origin(node).source
+        text = str(source or "")
+        sources[text] = source
+        sums[text] = sums.get(text, 0.0) + (known.get(node.name) or SOME)
     whole = sum(sums.values())
     return {text: (sources[text], sums[text] / whole) for text in sorted(sums, key=lambda text: -sums[text])}
 

@@ -16,7 +16,7 @@ from torch import fx
 from tracefuse.assembly.unshown import Dropped
 from tracefuse.optimizers import liveness
 from tracefuse.optimizers.costs.cost import H100_SXM_DATASHEET, flops
-from tracefuse.optimizers.facts import once_per_trace, once_per_value
+from tracefuse.optimizers.facts import once_per_trace, once_per_type
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import does_work, op_name, producer, read_by
 from tracefuse.optimizers.trace import Trace, nbytes, origin, phase, recomputes, tensor_type
@@ -137,17 +137,17 @@ def least_peak(trace: Trace) -> int:
     """Bytes that no choice of what to recompute gets the peak of forward and backward below: inputs and parameters, which are
     alive throughout, beside all gradients and results, which are alive at the end, or beside what the largest matmul,
     convolution or attention reads and writes. All else may become another kernel, by that choice."""
-    known = lifetimes(trace)
-    memories: dict[str, dict[int, int]] = {}
-    for at, life in enumerate(known):
-        for name in () if life.is_input else life.aliases:
-            memories.setdefault(name, {})[at] = life.nbytes
-
-    def together(nodes: Iterable[fx.Node]) -> int:
-        return sum({at: count for node in nodes for at, count in memories.get(node.name, {}).items()}.values())
-
     ops = [[node, *read_by(node)] for node in filter(does_work, trace.ops) if flops(node)]
-    return held_throughout(trace) + max(map(together, (trace.returned, *ops)))
+    groups = [[node.name for node in nodes] for nodes in (trace.returned, *ops)]
+    memories: dict[str, dict[int, int]] = {name: {} for names in groups for name in names}
+    for at, life in enumerate(lifetimes(trace)):
+        for name in () if life.is_input else memories.keys() & life.aliases:
+            memories[name][at] = life.nbytes
+
+    def together(names: Iterable[str]) -> int:
+        return sum({at: count for name in names for at, count in memories[name].items()}.values())
+
+    return held_throughout(trace) + max(map(together, groups))
 
 
 def _computes_again(node: fx.Node) -> bool:
@@ -197,9 +197,11 @@ class _Around:
 def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
     where, name, half = origin(node), node.name, phase(node)
     source, aliases = where.source, around.aliases.get(name, ())
-    return {
+    text, stride = _type_and_stride(node)
+    return {  # Of every value: keys alone make a dictionary at once, which another one's between them do not.
         "op": op_name(node),
-        **_typed(node),
+        "type": text,
+        "stride": stride,
         "nbytes": nbytes(node),
         "phase": half,
         "module": where.module,
@@ -207,34 +209,37 @@ def _value(node: fx.Node, around: _Around) -> dict[str, Any]:
         "source": str(source or ""),
         "reads": [n.name for n in read_by(node)][:MAX_NAMES],
         "uses": [n.name for n in node.users if n.op == "call_function"][:MAX_NAMES],
-        "twins": around.twins.get((_OTHER.get(half, ""), where.seq), [])[:MAX_NAMES],
+        "twins": around.twins.get(half, _NO_TWINS).get(where.seq, _NO_NAMES),
         "saved_bytes": around.saved.get(name, 0),
-        "storage": [one for one in aliases[: MAX_NAMES + 1] if one != name][:MAX_NAMES] if len(aliases) > 1 else [],
+        "storage": [one for one in aliases[: MAX_NAMES + 1] if one != name][:MAX_NAMES]
+        if len(aliases) > 1
+        else _NO_NAMES,
         "kernel": around.kernels.get(producer(node), ""),
         "of": around.of.get(name, ""),
     }
 
 
-_OTHER = {"forward": "backward", "backward": "forward"}
-"""The half in which an op's twins are."""
+_NO_NAMES: list[str] = []
+_NO_TWINS: dict[int | None, list[str]] = {}
 
 
-@once_per_value
-def _typed(value: Any) -> dict[str, Any]:
-    return {
-        "type": tensor_type(value),
-        "stride": list(value.stride()) if isinstance(value, torch.Tensor) else None,
-    }
+@once_per_type
+def _type_and_stride(value: Any) -> tuple[str, list[int] | None]:
+    return tensor_type(value), list(value.stride()) if isinstance(value, torch.Tensor) else None
 
 
-def _twins(trace: Trace) -> dict[tuple[str, int | None], list[str]]:
-    """Names of the ops of each phase by autograd's sequence number, which an op shares with its twin in the other phase."""
-    found: dict[tuple[str, int | None], list[str]] = {}
+def _twins(trace: Trace) -> dict[str, dict[int | None, list[str]]]:
+    """By an op's phase the names of its twins in the other one, by autograd's sequence number, which they share."""
+    forward, backward = dict[int | None, list[str]](), dict[int | None, list[str]]()
+    twins_in = {"forward": backward, "backward": forward}
+    of = {"forward": forward, "backward": backward}
     for node in trace.ops:
         seq = origin(node).seq
-        if seq is not None:
-            found.setdefault((phase(node), seq), []).append(node.name)
-    return found
+        if seq is not None and (found := of.get(phase(node))) is not None:
+            names = found.setdefault(seq, [])
+            if len(names) < MAX_NAMES:
+                names.append(node.name)
+    return twins_in
 
 
 # --- what was computed and never used ---------------------------------------------------------------------------------

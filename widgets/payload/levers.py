@@ -49,11 +49,12 @@ def _needs(name: str, variant: Variant, records: Sequence[PassRecord]) -> str:
 def _nothing_for(name: str, variant: Variant) -> str:
     """Why there is nothing for the pass to do in this program; "" where that is not known."""
     trace = variant.program.whole
-    if name == "cat" and not any(packet_name(n) in ("cat", "stack", "constant_pad_nd") for n in trace.ops):
+    operators = _operators(trace)
+    if name == "cat" and operators.isdisjoint(("cat", "stack", "constant_pad_nd")):
         return "no concatenation in this step"
     if name == "merge_matmuls":
         return "no small matmuls by one matrix, or with summed products, in this step"
-    if name == "channels_last" and not any(packet_name(n) == "convolution" for n in trace.ops):
+    if name == "channels_last" and "convolution" not in operators:
         return "no convolution in this step"
     if name == "pad":
         return _nothing_to_pad(variant)
@@ -62,16 +63,26 @@ def _nothing_for(name: str, variant: Variant) -> str:
     if name == "optimizer_step" and variant.program.update is None:
         return "no optimizer in this step: call optimizer.step() in what is captured"
     if name in ("decompose", "linear_cross_entropy") and not any(
-        "nll_loss" in packet_name(n) or "log_softmax" in packet_name(n) for n in trace.ops
+        part in one for one in operators for part in ("nll_loss", "log_softmax")
     ):
         return "no cross-entropy in this step"
     return {"simplify": "nothing to simplify"}.get(name, "")
 
 
+@once_per_trace
+def _operators(trace: Trace) -> frozenset[str]:
+    return frozenset(map(packet_name, trace.ops))
+
+
+@once_per_trace
+def _has_matmuls(trace: Trace) -> bool:
+    return any(map(flops, trace.ops))
+
+
 def _nothing_to_pad(variant: Variant) -> str:
     """Why `pad` has nothing to decide about: a pass before it may have taken the unaligned matmuls away."""
     trace = variant.program.whole
-    if not any(map(flops, trace.ops)):
+    if not _has_matmuls(trace):
         return "no matmul in this step"
     count = _count_unaligned(trace)
     if not count:

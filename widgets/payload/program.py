@@ -146,7 +146,7 @@ def in_two(
         "usage": usage(variant, name) if name else "",
         "blocked": stopped,
         "steps": steps_record(variant.capture.steps),
-        "no_verdict": why_no_verdict(variant.capture.backward, variant.program.in_rounds),
+        "no_verdict": why_no_verdict(variant.program.trace.halves()[1], variant.program.in_rounds),
         "roots": sorted(roots(before) | roots(after)),
         "runs_triton": variant.runs_triton,
         "passes": passes,

@@ -220,14 +220,11 @@ def values(
     kernels that do the work of several, with the share of each."""
     old, new = trace_facts.values(before), trace_facts.values(after)
     removed = {node.name: old[node.name] for node in before.ops if node.name not in new}
-    us_before, us_after = (one.us for one in times)
-    lines = lines or {}
+    before_us, after_us = (one.us.get for one in times)
+    lines_of_call = (lines or {}).get
     return {
-        name: {
-            **record,
-            "removed": name in removed,
-            "time_us": [us_before.get(name), us_after.get(name)],
-            "lines": lines.get(name, []),
-        }
-        for name, record in (removed | new).items()
+        name: record
+        | {"removed": is_removed, "time_us": [before_us(name), after_us(name)], "lines": lines_of_call(name, [])}
+        for is_removed, records in ((True, removed), (False, new))
+        for name, record in records.items()
     }

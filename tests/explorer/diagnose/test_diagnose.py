@@ -16,9 +16,11 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import DETECTORS, beside, diagnose
+from tracefuse.diagnose.needless_work import concatenations
 from tracefuse.findings.finding import in_brief
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.order import below_text, in_order
+from tracefuse.lint import spared
 from tracefuse.lint.spared import one_by_one
 from tracefuse.measure.op_times import OpTimes, Transfer, how_to_measure, modelled
 from tracefuse.optimizers.costs.alignment import unaligned
@@ -407,6 +409,17 @@ def test_findings_print_as_paragraphs_and_without_any_as_what_was_looked_for() -
     )
     nothing = tracefuse.capture(lambda x: x @ x, torch.ones(64, 64)).findings()
     assert str(nothing).startswith("nothing found; looked for: A leaf lies on the CPU")
+
+
+def test_what_a_fix_gains_by_kernels_is_worked_out_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = torch.randn(512, 64)
+    looked_at = case(tracefuse.capture(lambda: torch.cat([half, half]).sin().exp().sum()))
+    formed: list[object] = []
+    monkeypatch.setattr(spared, "_spared_by_regions", lambda of: formed.append(of) or 3.0)
+    (finding,) = [one for one in concatenations(looked_at) if one.id == "cat-in-forward"]
+    assert formed == []
+    assert finding.trials[0].worth_us == finding.trials[0].worth_us == 3.0
+    assert formed == [looked_at]
 
 
 def test_of_several_lines_the_one_that_moves_most_is_named() -> None:
