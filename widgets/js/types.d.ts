@@ -527,7 +527,9 @@ interface State {
 }
 
 interface Model {
-  /** Only of a saved page: whether it has the payload for these changes. A kernel computes any. */
+  /** Of anywidget: what is known of the notebook depends on the front end. */
+  widget_manager?: any;
+  /** Only of a saved page: whether it has the payload for these changes. A kernel computes any, and a lost one none. */
   holds?(changes: Partial<Config>): boolean;
   get<K extends keyof State>(name: K): State[K];
   set<K extends keyof State>(name: K, value: State[K]): void;
