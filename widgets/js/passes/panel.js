@@ -12,7 +12,7 @@ const OF_REMAT = new Set(["memory_budget", "peak_budget", "remat_options", "save
 const TITLES = /** @type {[string, string][]} */ ([
   ["Δ ops", "operators that do work"],
   ["Δ saved", "bytes that the forward keeps for the backward"],
-  ["Δ peak", "the most bytes alive at once, as the trace says"],
+  ["Δ peak", "the most bytes alive at once in the step, as the trace says"],
   ["Δ time", "of the whole step, by the clock of the headline"],
 ]);
 const A_PASS = "A pass rewrites the program that ran, so that it takes less time or memory; your code stays as it is. Figures:";
