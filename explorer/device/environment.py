@@ -19,10 +19,10 @@ import torch
 def environment() -> dict[str, str]:
     """Versions, device and flags that decide what a program runs."""
     found = {"torch": torch.__version__, "python": platform.python_version(), "device": "CPU"}
+    found["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)  # also without a GPU, for one that is modelled
     if torch.cuda.is_available():
         found["device"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)
-        found["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)
         found["conv tf32"] = str(torch.backends.cudnn.allow_tf32)
         found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability())
         found["cudnn"] = "on" if torch.backends.cudnn.enabled else "off"

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Self
 from weakref import WeakKeyDictionary
 
+from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Config
 from tracefuse.device.target import chosen
 from tracefuse.diagnose.attention import attention_in_float32, attention_in_single_ops
@@ -40,14 +41,15 @@ from tracefuse.findings.finding import IN_LIBRARY, Case, Detector, Finding, Fix,
 from tracefuse.findings.ignored import ignored_text, parted
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.kinds import looked_for as looked_for_in_traces
-from tracefuse.findings.order import below_text, in_order, told_by_launches, with_launches
+from tracefuse.findings.order import below_text, in_order, told_by_launches, with_launches, with_launches_left
 from tracefuse.lint import LINTS
 from tracefuse.measure.launches import HOST_US, MEASURED, launches
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.costs.datasheets import DataSheet
+from tracefuse.optimizers.ops import producer
 from tracefuse.optimizers.passes import PassRecord
-from tracefuse.optimizers.trace import origin
+from tracefuse.optimizers.trace import Trace, origin
 from tracefuse.text import counted, time_text
 
 MOST_REASONS = 2  # of a pass that are told for one finding
@@ -124,7 +126,20 @@ def findings(variant: Switched, times: OpTimes, captured: OpTimes) -> Findings:
     of_update = () if variant.update is None else variant.update.passes
     stays = bool(counts_in_python(variant.program))
     mended = frozenset(one.id for one in (*ran, *ran.below) if _mending(one, variant.config))
-    return beside(ran, _diagnosed(variant, times, mended), variant.config, variant.passes, of_update, stays)
+    left = _diagnosed(variant, times, mended)
+    return _by_launches_left(beside(ran, left, variant.config, variant.passes, of_update, stays), left, variant)
+
+
+def _by_launches_left(told: Findings, left: Findings, variant: Switched) -> Findings:
+    """The findings by the launches of the program that passes made; as they are where its times were measured."""
+    if not left.launches:
+        return told
+    update = None if variant.update is None else variant.update.trace
+    traces = (variant.trace,) if update is None else (update, variant.trace)
+    made_by = {node.name: producer(node).name for trace in traces for node in trace.ops}
+    launched, count = _launched(variant.program, variant.trace, update)
+    found = with_launches_left((*told, *told.below), launched, made_by, count)
+    return Findings(found, told.provenance, None, told.ignored, left.launching, left.launches)
 
 
 def _diagnosed(variant: Switched, times: OpTimes, ids: frozenset[str]) -> Findings:
@@ -249,14 +264,17 @@ def diagnose(case: Case, ids: Collection[str] = KINDS) -> Findings:
     found = _told_once(found)
     if case.times.kind != "modelled":
         return Findings(found, case.times.provenance)
-    halves = launches(case.trace)
-    stepped = () if case.program.update is None else case.program.update.stepped
-    late = {} if case.update is None else launches(case.update, stepped)
-    count = sum(halves.values()) + sum(late.values())
-    # Names of kernels may be those of both.
-    found = with_launches(found, {**late, **halves}, count)
+    launched, count = _launched(case.program, case.trace, case.update)
+    found = with_launches(found, launched, count)
     launching = _launching(case, count)
     return Findings(told_by_launches(found) if launching else found, case.times.provenance, None, (), launching, count)
+
+
+def _launched(program: CapturedProgram, trace: Trace, update: Trace | None) -> tuple[Mapping[str, float], float]:
+    """How many launches each op is, and all of them; names of kernels may be those of both traces."""
+    halves = launches(trace)
+    late = {} if update is None else launches(update, () if program.update is None else program.update.stepped)
+    return {**late, **halves}, sum(halves.values()) + sum(late.values())
 
 
 def _launching(case: Case, launches: float) -> str:

@@ -13,7 +13,7 @@ from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import line_saying
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
-from tracefuse.optimizers.costs.datasheets import datasheet_of
+from tracefuse.optimizers.costs.datasheets import TARGETS, datasheet_of
 from tracefuse.optimizers.ops import arguments, does_work
 from tracefuse.optimizers.trace import HALVES, is_on_gpu, line_of, val
 from tracefuse.tables.folding import work
@@ -42,6 +42,7 @@ SHORT_US = 200.0
 """Of what takes less, launches are a large part."""
 AMPERE = 8
 _TF32 = 'torch.set_float32_matmul_precision("high")'
+_AUTOCAST = 'with torch.autocast("cuda", torch.bfloat16):'
 
 
 def modes_that_slow(case: Case) -> Iterator[Finding]:
@@ -144,13 +145,14 @@ def _mode(
 
 
 def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
-    """Matmuls of float32 on a GPU whose tensor cores a setting keeps out of them."""
-    known = case.program.environment
+    """Matmuls of float32 whose tensor cores a setting keeps out of them: of the GPU that ran them, or of the one that a step
+    on a CPU is modelled for."""
+    known, ran_there = case.program.environment, is_on_gpu(case.trace)
     has_tensor_cores = int(known.get("capability", "0").partition(".")[0]) >= AMPERE
-    if not has_tensor_cores or known.get("tf32") != "False":
+    if known.get("tf32") != "False" or not (has_tensor_cores if ran_there else case.times.kind == "modelled"):
         return
-    ops = [n for n in case.trace.ops if work(n) == "matmul" and val(n).dtype == torch.float32 and val(n).is_cuda]
-    peaks = _rates(known.get("device"))
+    ops = [n for n in case.trace.ops if _is_single(n) and val(n).is_cuda == ran_there]
+    peaks = _rates(known.get("device")) if ran_there else _modelled_rates(case.times.provenance)
     as_fp32, as_tf32 = (1e6 * sum(roofline_seconds(n, one) for n in ops) for one in peaks)
     if not ops or as_fp32 == as_tf32:
         return
@@ -164,17 +166,28 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     yield from case.finding(
         "tf32-off",
         "medium" if severity == "high" else severity,  # who wants all bits of float32 has it right
-        f"{counted(len(ops), 'matmul')} of float32 run without tensor cores: TF32 is off",
+        f"{counted(len(ops), 'matmul')} of float32 {'' if ran_there else 'would '}run without tensor cores: TF32 is off",
         (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),
         ops,
         max(ops, key=flops),
-        f"`{_TF32}`, if 10 bits of mantissa in the products are enough; or bfloat16",
+        f"`{_TF32}`, if 10 bits of mantissa in the products are enough; or bfloat16, which is faster still: "
+        f"`{_AUTOCAST}` around the forward",
         f"at most {time_text(spared)} of {time_text(whole)} a step, {share_text(spared, whole)} ({source})",
         kind="predicted" if is_measured else "modelled",
         code=_TF32,
         worth_us=spared,
         worth_share=spared / whole,
     )
+
+
+def _is_single(node: fx.Node) -> bool:
+    return work(node) == "matmul" and val(node).dtype == torch.float32
+
+
+def _modelled_rates(provenance: str) -> tuple[Peaks, Peaks]:
+    """The same of the GPU whose datasheet modelled the times, which a reader of the view may choose."""
+    sheet = next((one for one in TARGETS.values() if f" {one.source}," in provenance), None)
+    return float32_rates(None) if sheet is None else (sheet.peaks(tf32=False), sheet.peaks(tf32=True))
 
 
 def _rates(gpu: str | None) -> tuple[Peaks, Peaks]:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from tracefuse.findings.finding import HIGH, LOW, MEDIUM, SEVERITIES, Finding
 from tracefuse.findings.kinds import KINDS
 
+NOTHING = "nothing without", "nothing on a GPU"
+"""What the worth begins with of a finding that is no lever as the program is."""
 _LEAST = dict(zip(SEVERITIES, (HIGH, MEDIUM, LOW), strict=True))
 
 
@@ -23,6 +25,21 @@ def with_launches(findings: Sequence[Finding], launches: Mapping[str, float], co
     return [replace(one, launches=_spared(one, findings, launches), launches_of=count) for one in findings]
 
 
+def with_launches_left(
+    findings: Sequence[Finding], launches: Mapping[str, float], made_by: Mapping[str, str], count: float
+) -> list[Finding]:
+    """Those that passes mend nothing of, each with how many launches mending it spares at most of the `count` that passes
+    leave: `made_by` is by value the op that computes it now, be it a kernel, and what no op computes is no launch."""
+
+    def left(one: Finding) -> Finding:
+        if one.is_mended or one.left:
+            return one
+        ops = {made_by[name] for name in _own(one, findings) if name in made_by}
+        return replace(one, launches=sum(launches.get(name, 0.0) for name in ops), launches_of=count)
+
+    return [left(one) for one in findings]
+
+
 def told_by_launches(findings: Sequence[Finding]) -> list[Finding]:
     """The findings of a step that waits for launches: none is too small to be told that spares more than a hundredth
     of them, and more than one."""
@@ -30,14 +47,18 @@ def told_by_launches(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _spared(finding: Finding, found: Iterable[Finding], launches: Mapping[str, float]) -> float:
-    """What is said in general of ops that are mostly those of another finding, as of a loop, counts for the others: a line
-    stands before what is true of all lines."""
+    return sum(launches.get(name, 1.0) for name in _own(finding, found))
+
+
+def _own(finding: Finding, found: Iterable[Finding]) -> set[str]:
+    """The values whose launches mending it spares. What is said in general of ops that are mostly those of another finding, as
+    of a loop, counts for the others: a line stands before what is true of all lines."""
     kind, own = KINDS[finding.id], set(finding.values)
-    if not kind.spares_launches:
-        return 0.0
+    if not kind.spares_launches or finding.worth.startswith(NOTHING):
+        return set()
     told = [own.intersection(one.values) for one in found if kind.by_passes_alone and not KINDS[one.id].by_passes_alone]
     most = max(told, key=len, default=set())
-    return sum(launches.get(name, 1.0) for name in (own - most if 2 * len(most) > len(own) else own))
+    return own - most if 2 * len(most) > len(own) else own
 
 
 def below_text(below: Sequence[Finding]) -> str:

@@ -527,6 +527,10 @@ def test_everything_measured_stands_in_one_row(live: Page) -> None:
     assert len(tops) == 6
     assert len(set(tops)) == 1
     expect(live.get_by_test_id("tf-tile-peak")).to_contain_text("● measured")
+    # The tile and the column of passes mean one span.
+    told = [live.get_by_test_id("tf-tile-peak").locator(".tf-term"), live.locator(".tf-passes-head abbr").nth(2)]
+    for one in told:
+        expect(one).to_have_attribute("title", re.compile(r"^the most bytes alive at once in the step"))
     said = live.get_by_test_id("tf-tile-difference")
     expect(said).to_have_text("Results vs eagersameon CPUto 3 fp32 roundings")
     expect(live.get_by_test_id("tf-baseline")).to_contain_text("c.optimize(fuse=False)")

@@ -70,8 +70,8 @@ class Kernel:
 def _read(kind: str, content: dict[str, Any], reply: Reply) -> bool:
     if kind == "stream":
         reply.text += content["text"]
-    elif kind == "display_data":
-        reply.displayed.append(content["data"])
+    elif kind == "display_data" or (kind == "update_display_data" and WIDGET in content["data"]):
+        reply.displayed.append(content["data"])  # a view may take the place of what says how far it is
     elif kind == "execute_result":
         reply.value = content["data"]["text/plain"]
     elif kind == "error":

@@ -14,6 +14,7 @@ import keyword
 import math
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -35,8 +36,10 @@ from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.recorded import RecordedCapture
 from tracefuse.recording.frames import hide_frames
 from tracefuse.step_capture import StepCapture
+from tracefuse.text import counted
 from tracefuse.widgets.notebook import errors, rich
 from tracefuse.widgets.notebook.cell import MAGIC, NAME, WrapCell, mark_cell
+from tracefuse.widgets.notebook.notice import Notice
 from tracefuse.widgets.view.explorer import UNASKED_S, Explorer
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -169,6 +172,10 @@ class TracedCell:
             self._show()
         except TracefuseError as problem:
             print(f"tracefuse: {problem}", file=sys.stderr)
+        except KeyboardInterrupt as interrupt:
+            kept = f"; {name} has the capture, and {name}.explore() shows it" if (name := self.arguments.output) else ""
+            print(f"tracefuse: the cell has run, and its view was cancelled{kept}", file=sys.stderr)
+            raise interrupt.with_traceback(None) from None  # our frames would tell nothing
         except Exception:
             self.shell.showtraceback()
         finally:
@@ -184,12 +191,13 @@ class TracedCell:
             self.shell.user_ns[name] = self._capture
         given = values(self.arguments, MAGIC_OPTIONS)
         target(given["target"])
-        variant = self._capture.variant(self.config)
-        explorer = Explorer(variant, name, given["budget_s"], given["cuda_graph"], given["tune"], given["peer"])
-        _replace_views(_cell(self.shell), explorer)
         is_seen_at_once = getattr(self.shell, "kernel", None) is not None  # in a terminal, text is printed once
-        if is_seen_at_once:
-            display(explorer)
+        with Notice("assembling the trace") if is_seen_at_once else nullcontext() as notice:
+            explorer = self._explorer(name, given, notice)
+            variant = explorer.variant
+            _replace_views(_cell(self.shell), explorer)
+            if notice is not None:
+                notice.show(explorer)
         if given["measure"] and not explorer.payload["blocked"]:
             is_asked = variant.runs_triton or self.arguments.budget_s is not None or given["peer"]
             explorer.measure(math.inf if is_asked else UNASKED_S)
@@ -197,6 +205,15 @@ class TracedCell:
             display(explorer)
         if self.arguments.html:
             explorer.save_html(self.arguments.html)
+
+    def _explorer(self, name: str | None, given: dict[str, Any], notice: Notice | None) -> Explorer:
+        """The view of what ran; of a large program each of its steps takes seconds."""
+        variant = self._capture.variant(self.config)
+        if notice is not None:
+            notice.next(f"running the passes on {counted(variant.program.whole.op_count, 'op')}")
+            _ = variant.whole
+            notice.next("working out what the view shows")
+        return Explorer(variant, name, given["budget_s"], given["cuda_graph"], given["tune"], given["peer"])
 
 
 # The views of each cell's last run. ipywidgets keeps every view until it is closed, and a view its capture's tensors: a cell

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracefuse.device.target import chosen
+from tracefuse.findings.finding import MEDIUM
 from tracefuse.findings.kinds import KINDS
+from tracefuse.findings.order import NOTHING
 from tracefuse.measure.launches import HOST_US, launching_us
 from tracefuse.tables.layers import Layers
 from tracefuse.tables.slowest import Slowest
@@ -24,8 +26,6 @@ from tracefuse.widgets.payload.clock import DEFAULT, Clock
 MOST_ACTIONS = 3
 LEAST = 0.005
 """The least share of the step that is told as a change."""
-NOTHING = "nothing without"
-"""What the worth begins with of a finding that is no lever as the program is."""
 BOUND = "a CUDA graph launches all at once, and a larger batch takes no longer until the kernels fill the GPU"
 """What else helps a step that waits for launches, where there is room to say so."""
 
@@ -51,11 +51,12 @@ def sentence_record(
     switches: Sequence[Switch] = (),
 ) -> dict[str, Any]:
     """`slow` is what is told to be slow, by launches of a step that waits for these. `said` are the sentences, the first of
-    which leads, and `head` those before the levers. `actions` are the findings that lead, each with what it is worth and the
-    passes that pull it already: the one that passes gain more by than what is left of the first one, then what is left, in
-    the order of `findings`. Where it `is_blocked`, the step is only shown, and neither compiled nor measured; where it
-    `is_pinned`, the step before is that of the pinned configuration. Where the passes make the step longer, the one of
-    `switches` leads that spares most of it, unless what is left of the first finding is worth more."""
+    which leads, and `head` those before the levers; where all that is left `is_small`, none of it is the answer. `actions` are
+    the findings that lead, each with what it is worth and the passes that pull it already: the one that passes gain more by
+    than what is left of the first one, then what is left, in the order of `findings`. Where it `is_blocked`, the step is only
+    shown, and neither compiled nor measured; where it `is_pinned`, the step before is that of the pinned configuration. Where
+    the passes make the step longer, the one of `switches` leads that spares most of it, unless what is left of the first
+    finding is worth more."""
     left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
     is_bound = clock.launches is not None
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
@@ -69,7 +70,8 @@ def sentence_record(
         else _of_time(clock, slow, is_on_gpu, rows, is_pinned)
     )
     switch = None if is_pinned else _to_switch(switches, clock, is_on_gpu, _left_us(rest[0], clock) if rest else 0.0)
-    lever = _lever(pulled, rest, deltas, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
+    is_small = bool(rest) and switch is None and all(_is_small(one, is_bound) for one in rest)
+    lever = _lever(pulled, rest, deltas, is_small, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
     actions = [_action(one, _left(one), _kind(one)) for one in rest]
     if is_bound:
@@ -85,7 +87,8 @@ def sentence_record(
         "said": " ".join([*_with_remedy(head, is_bound and not is_blocked), lever]),
         "lead": head[0].partition(";")[0],
         "head": " ".join(head),
-        "actions": [*actions[: switch is not None], *done, *actions[switch is not None :]][:MOST_ACTIONS],
+        "is_small": is_small,
+        "actions": [*actions[: switch is not None], *done, *actions[switch is not None :]][: MOST_ACTIONS - is_small],
     }
 
 
@@ -254,6 +257,7 @@ def _lever(
     pulled: Mapping[str, Any] | None,
     rest: Sequence[Mapping[str, Any]],
     deltas: Mapping[str, float | None],
+    is_small: bool,
     amount: Callable[[str, str], str],
 ) -> str:
     """What to mend first, behind what passes mend already where that is worth more; without findings what a pass gains."""
@@ -261,10 +265,10 @@ def _lever(
     if pulled is not None:
         verb = f"mend{'s' * (len(pulled['mended_by']) == 1)}{'' if pulled['is_mended'] else ' a part of'}"
         by, worth = " and ".join(pulled["mended_by"]), amount(str(pulled["worth"]), str(pulled["kind"]))
-        next_one = f"next: {first}" if rest else "nothing else is left to mend"
+        next_one = f"{'nothing big is left; ' * is_small}next: {first}" if rest else "nothing else is left to mend"
         return f"{by} {verb} the largest finding already, {pulled['title']}{worth}; {next_one}."
     if rest:
-        return f"First to mend: {first}."
+        return f"{'Nothing big is left; first' if is_small else 'First'} to mend: {first}."
     name, us = min(((name, us or 0.0) for name, us in deltas.items()), key=lambda one: one[1], default=("", 0.0))
     if us >= 0:
         return "Nothing was found that slows it down."
@@ -284,6 +288,15 @@ def _amount(worth: str, kind: str, clock: Clock, is_on_gpu: bool) -> str:
 def _is_left(finding: Mapping[str, Any]) -> bool:
     """Whether there is something to do about it: what passes leave of what they alone can mend stays."""
     return not finding["is_mended"] and not (finding["mended_by"] and KINDS[finding["id"]].by_passes_alone)
+
+
+def _is_small(finding: Mapping[str, Any], is_bound: bool) -> bool:
+    """Whether mending all that is left of it is worth too little to be the answer; where nobody knows, its severity says."""
+    if finding["worth_share"] is None and finding["severity"] != "low":
+        return False
+    if is_bound:
+        return bool(finding["launches"] < MEDIUM * finding["launches_of"])
+    return _share_left(finding) < MEDIUM
 
 
 def _share_left(finding: Mapping[str, Any]) -> float:

@@ -217,14 +217,30 @@ def values(
     before: Trace, after: Trace, times: tuple[OpTimes, OpTimes], lines: Mapping[str, Sequence[Any]] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Every value by name, those included that the passes removed; `times` are of the ops before and after, `lines` those of
-    kernels that do the work of several, with the share of each."""
+    kernels that do the work of several, with the share of each. A removed one whose name another op has taken is called
+    `NAME as captured`, and keeps its time where it ran."""
     old, new = trace_facts.values(before), trace_facts.values(after)
-    removed = {node.name: old[node.name] for node in before.ops if node.name not in new}
+    taken = {name for name, one in new.items() if name in old and _place(one) != _place(old[name])}
+    removed = {node.name: old[node.name] for node in before.ops if node.name not in new or node.name in taken}
     before_us, after_us = (one.us.get for one in times)
-    lines_of_call = (lines or {}).get
-    return {
-        name: record
-        | {"removed": is_removed, "time_us": [before_us(name), after_us(name)], "lines": lines_of_call(name, [])}
-        for is_removed, records in ((True, removed), (False, new))
-        for name, record in records.items()
+    lines_of = (lines or {}).get
+    gone = {
+        f"{name} as captured" if name in taken else name: record
+        | {"removed": True, "time_us": [before_us(name), None], "lines": []}
+        for name, record in removed.items()
     }
+    left = {
+        name: record
+        | {
+            "removed": False,
+            "time_us": [None if name in taken else before_us(name), after_us(name)],
+            "lines": lines_of(name, []),
+        }
+        for name, record in new.items()
+    }
+    return gone | left
+
+
+def _place(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a value stands in the program."""
+    return tuple(record[part] for part in ("phase", "module", "module_type", "source"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import traitlets
 from IPython.core.getipython import get_ipython
-from IPython.display import display
+from IPython.display import DisplayHandle, display
 
 from tracefuse.config.configuration import PASS_OF
 from tracefuse.errors import Cancelled, OptionError, PassError
@@ -349,6 +349,14 @@ class Explorer(Keeping):
         if not hasattr(get_ipython(), "kernel"):
             display({"text/plain": str(self)}, raw=True)
             return
+        self.display_at(None)
+
+    def display_at(self, handle: DisplayHandle | None) -> None:
+        """Display the view in place of an output that there is, or as a new one; its still form stands below all outputs."""
         view, metadata = super()._repr_mimebundle_()
-        display({**view, "text/plain": "tracefuse: the view"}, metadata=metadata, raw=True)
+        shown = {**view, "text/plain": "tracefuse: the view"}
+        if handle is None:
+            display(shown, metadata=metadata, raw=True)
+        else:
+            handle.update(shown, metadata=metadata, raw=True)
         self._show_still()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from lab import SHUT_DOWN
 from playwright.sync_api import Locator, Page, expect
 
 pytestmark = pytest.mark.browser
@@ -198,3 +199,18 @@ def test_what_a_click_opens_is_in_sight_and_nothing_moves(
     aside = box(view.locator(".tf-aside"))
     is_beside = aside["x"] > at["x"] + at["width"] - 1
     assert is_beside or aside["y"] >= at["y"] + at["height"] - 1 or aside["y"] + aside["height"] <= at["y"] + 1
+
+
+def test_a_kernel_that_was_shut_down_is_said_at_once_and_nothing_looks_as_if_it_answered(
+    opened: Page, view: Locator
+) -> None:
+    """JupyterLab leaves the widgets of such a kernel as they are; what they show is still worth reading."""
+    sized(opened, view, 800, 768)
+    opened.evaluate(SHUT_DOWN)
+    expect(view.get_by_test_id("tf-closed")).to_have_text(re.compile("^Run the cell again.*it was shut down"))
+    expect(view.get_by_test_id("tf-verdict")).not_to_contain_text("A saved view")
+    for switch in view.locator(".tf-switch").all():
+        expect(switch).to_have_attribute("aria-disabled", "true")
+    expect(view.get_by_test_id("tf-measure")).to_be_disabled()
+    view.get_by_test_id("tf-tab-findings").click()
+    expect(view.get_by_test_id("tf-finding-attention-by-hand")).to_be_visible()

@@ -18,6 +18,7 @@ from tracefuse.findings.finding import Case
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.peaks import DevicePeaks
 from tracefuse.measure.timing import Estimate
+from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import line_of, phase
 
@@ -154,13 +155,48 @@ def test_what_was_measured_of_them_is_the_most_they_are_worth() -> None:
     assert measured.worth == "at most 60.9 µs of 100 µs a step, 61 % (predicted: measured on a test, rates modelled)"
 
 
+def modelled_on(gpu: str) -> str:
+    return f"modelled: roofline of the {TARGETS[gpu].source}, not of the CPU that it ran on"
+
+
+def timed(of: Case, provenance: str) -> Case:
+    return replace(of, times=replace(of.times, provenance=provenance))
+
+
+def test_on_a_cpu_they_are_those_of_the_gpu_that_the_step_is_modelled_for() -> None:
+    """The same figures as where that GPU ran it."""
+    of = case(matmuls())
+    (finding,), (there,) = found(NAME, of), found(NAME, on_hopper(matmuls()))
+    assert finding.title == "2 matmuls of float32 would run without tensor cores: TF32 is off"
+    assert finding.worth_us == there.worth_us
+    assert finding.worth.startswith("at most 0.61 µs of ")
+    assert finding.worth.endswith("(modelled)")
+    assert finding.code == 'torch.set_float32_matmul_precision("high")'
+    assert 'torch.autocast("cuda", torch.bfloat16)' in finding.fix
+    (on_a100,) = found(NAME, timed(of, modelled_on("A100")))
+    assert ("rates", "20 and 156 TFLOP/s, A100 SXM 80 GB datasheet") in on_a100.evidence
+
+
+def test_the_setting_is_remembered_where_no_gpu_is() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            assert case(matmuls()).program.tf32 == (precision == "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.parametrize(
     "of",
     [
         pytest.param(lambda: on_hopper(matmuls(), tf32="True"), id="TF32 is on"),
         pytest.param(lambda: on_hopper(matmuls(), capability="7.5"), id="the GPU has none for float32"),
         pytest.param(lambda: on_hopper(matmuls(torch.bfloat16)), id="bfloat16"),
-        pytest.param(lambda: case(matmuls()), id="CPU"),
+        pytest.param(lambda: case(matmuls(torch.bfloat16)), id="bfloat16 on a CPU"),
+        pytest.param(lambda: known(case(matmuls()), environment={"tf32": "True"}), id="TF32 is on, on a CPU"),
+        pytest.param(lambda: timed(case(matmuls()), "measured on a CPU"), id="what a CPU took"),
+        pytest.param(lambda: timed(case(matmuls()), modelled_on("RTX 4090")), id="a GPU without any for float32"),
     ],
 )
 def test_matmuls_that_no_setting_slows(of) -> None:

@@ -12,9 +12,10 @@ from findings import case
 from torch import Tensor
 
 import tracefuse
+from tracefuse.config.configuration import Config
 from tracefuse.diagnose.diagnose import Findings
 from tracefuse.findings.finding import Finding, Severity
-from tracefuse.findings.order import below_text, in_order, told_by_launches, with_launches
+from tracefuse.findings.order import below_text, in_order, told_by_launches, with_launches, with_launches_left
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.text import to_text
 
@@ -88,6 +89,38 @@ def test_in_a_step_that_waits_for_launches_their_number_ranks() -> None:
     # Of lists that a GPU makes of many ops.
     lists = with_launches([many, few], dict.fromkeys("abcd", 0.1), 1)
     assert [one.launches for one in lists] == [pytest.approx(0.4), 0.1]
+
+
+def test_launches_are_those_that_passes_leave() -> None:
+    """Kernels that hold several ops are one launch; what no op computes any more is none."""
+    loop = finding("loop", 0.1, values=tuple("abcd"), launches=4.0, launches_of=10.0)
+    apart = replace(loop, title="apart", values=("e", "f"), launches=2.0)
+    partly = replace(loop, title="partly", left="1 ms", launches=3.0, launches_of=5.0)
+    mended = replace(loop, title="mended", is_mended=True)
+    made_by = {"a": "k", "b": "k", "e": "e", "f": "f", "k": "k", "z": "z"}
+    left = with_launches_left([loop, apart, partly, mended], dict.fromkeys("kefz", 1.0), made_by, 5.0)
+    assert [(one.launches, one.launches_of) for one in left] == [(1.0, 5.0), (2.0, 5.0), (3.0, 5.0), (4.0, 10.0)]
+    assert [one.title for one in in_order(left[:2], 5.0)] == ["apart", "loop"]
+
+
+def test_a_loop_that_fuse_has_taken_the_launches_of_stands_behind_what_has_more_left() -> None:
+    """Before the passes the first line has most launches; fused, they are a few."""
+    x, weights = torch.randn(8, 8, requires_grad=True), [torch.randn(8, 8, requires_grad=True) for _ in range(12)]
+
+    def step() -> None:
+        y = x
+        for _ in range(6):
+            y = ((y * 0.5 + 0.1).sin() * 0.3).cos()
+        torch.stack([y @ weight for weight in weights]).sum().backward()
+
+    capture = tracefuse.capture(step)
+    ran, left = capture.variant(Config.off()).findings(), capture.optimize().findings()
+    launched = {one.launches_of for one in left if not one.is_mended}
+    assert launched == {left.launches}
+    assert left.launches < ran.launches
+    order = [one.launches for one in left if not one.mended_by]
+    assert order == sorted(order, reverse=True)
+    assert all(one.launches <= left.launches for one in left if not one.is_mended)
 
 
 def test_where_launches_count_none_is_too_small_that_spares_a_hundredth_of_them() -> None:

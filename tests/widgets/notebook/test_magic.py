@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -13,7 +14,7 @@ import torch
 from IPython.core.error import UsageError
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from notebook_kernel import QUICK, SETUP, Kernel
+from notebook_kernel import QUICK, SETUP, WIDGET, Kernel
 
 from tracefuse.config.configuration import Config
 from tracefuse.widgets.notebook.magic import _run_expression, parse, split_expression
@@ -172,6 +173,46 @@ def test_an_interrupt_leaves_no_hook_behind(kernel: Kernel) -> None:
         "torch.autograd._engine_run_backward.__module__, '__tracefuse_recording__' in globals()"
     )
     assert kernel.value(state) == "(False, 0, 0, 0, 'torch.autograd.graph', False)"
+
+
+@pytest.fixture
+def told_at_once(kernel: Kernel) -> Iterator[None]:
+    """What a cell still does is said without a wait, as of a large program."""
+    named = "from tracefuse.widgets.notebook import notice; notice.QUIET_S, notice.EVERY_S"
+    kernel.run(f"{named} = 0.0, 0.01")
+    yield
+    kernel.run(f"{named} = 0.5, 1.0")
+
+
+@pytest.mark.usefixtures("told_at_once")
+def test_what_a_cell_still_does_is_said_until_the_view_stands_there(kernel: Kernel) -> None:
+    reply = kernel.run(f"{QUICK}\nprint('the cell')\nx.sin().sum().backward()")
+    said, view, still = reply.displayed
+    assert re.fullmatch(
+        r"tracefuse: assembling the trace … 0 s\. Interrupt the kernel .* to cancel; .*", said["text/plain"]
+    )
+    assert WIDGET in view
+    assert "text/html" in still
+    assert reply.text == "the cell\n"
+
+
+@pytest.mark.usefixtures("told_at_once")
+def test_a_view_that_is_cancelled_leaves_the_capture(kernel: Kernel) -> None:
+    slow = "import time\nfrom tracefuse.widgets.notebook import magic\nmade = magic.Explorer\n"
+    slow += "magic.Explorer = lambda *given: [time.sleep(0.01) for _ in range(6000)]"
+    assert kernel.run(slow).status == "ok"
+    request = kernel.send(f"{QUICK} -o kept\nx.sin().sum().backward()")
+    while kernel.client.get_iopub_msg(timeout=60)["msg_type"] != "update_display_data":
+        pass
+    kernel.manager.interrupt_kernel()
+    reply = kernel.collect(request)
+    kernel.run("magic.Explorer = made")
+    assert reply.error is not None
+    assert reply.error[0] == "KeyboardInterrupt"
+    assert (
+        "the cell has run, and its view was cancelled; kept has the capture, and kept.explore() shows it" in reply.text
+    )
+    assert kernel.value("len(kept.trace.ops) > 0") == "True"
 
 
 def test_inside_another_cell_magic(kernel: Kernel) -> None:

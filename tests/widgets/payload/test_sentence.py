@@ -287,6 +287,7 @@ def test_the_switch_that_is_offered_switches_the_pass() -> None:
 def test_what_is_worth_nothing_is_no_lever() -> None:
     found = [
         finding("unaligned", "nothing without TF32"),
+        finding("attention", "nothing on a GPU: the modelled step counts 1 ms too much for it (modelled)"),
         finding("other", "1 ms of 10 ms a step, 10 % (modelled)", 0.1),
     ]
     assert [one["key"] for one in said_of(found)["actions"]] == ["other"]
@@ -340,7 +341,7 @@ def test_the_findings_that_lead_are_the_first_actions() -> None:
     (first,) = [one for one in left if one["title"] == actions[0]["title"]]
     # The step is bound by launches: a share of its kernels' time would tell nothing.
     count = len(first["values"])
-    whole = shown["clock"]["launches"][0]
+    whole = shown["clock"]["launches"][1]
     spared = f"{time_text(HOST_US * count)} of {time_text(HOST_US * whole)}"
     assert actions[0]["worth"] == f"spares up to {spared}: {count} of {whole} launches"
     assert "(" not in actions[0]["worth"]
@@ -350,6 +351,33 @@ def test_the_first_findings_lead_in_their_order() -> None:
     said = said_of([finding(at, "6 ms of 10 ms a step, 60 % (measured on a GPU)", 0.6) for at in "abcd"])
     assert [one["key"] for one in said["actions"]] == ["a", "b", "c"]
     assert said["said"].endswith(" First to mend: a (6 ms, 60 %).")
+
+
+def test_where_all_that_is_left_is_small_nothing_is_told_as_the_answer() -> None:
+    small = [finding(at, "0.3 ms of 10 ms a step, 3 % (measured on a GPU)", 0.03) for at in "abc"]
+    said = said_of(small)
+    assert said["is_small"]
+    assert said["said"].endswith(" Nothing big is left; first to mend: a (0.3 ms, 3 %).")
+    assert [one["key"] for one in said["actions"]] == ["a", "b"]
+    pulled = said_of([*small, finding("loop", LOOP, 0.6, **BY_FUSE)])
+    assert pulled["said"].endswith("; nothing big is left; next: a (0.3 ms, 3 %).")
+    assert [one["key"] for one in pulled["actions"]] == ["loop", "a"]
+    waits = finding("waits", "not known from one run: measure without it", severity="medium")
+    for found in (
+        [finding("large", "1 ms of 10 ms a step, 10 % (measured on a GPU)", 0.1), *small],
+        [waits, *small],
+        [],
+    ):
+        assert not said_of(found)["is_small"]
+
+
+def test_in_a_step_that_waits_for_launches_it_is_small_that_spares_few_of_them() -> None:
+    bound = replace(clock("modelled for"), each=(dict.fromkeys(range(1200), 1.0), dict.fromkeys(range(900), 1.0)))
+    for count, is_small in ((44.0, True), (45.0, False)):
+        one = finding("loop", "6 ms of 10 ms a step, 60 % (modelled)", 0.6, launches=count, launches_of=900.0)
+        said = sentence_record(bound, [], None, [one], True, {})
+        assert said["is_small"] == is_small
+        assert ("Nothing big is left" in said["said"]) == is_small
 
 
 def test_a_findings_share_is_that_of_its_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import tracefuse
+from tracefuse.config.configuration import Config
 from tracefuse.optimizers.costs.alignment import unaligned
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.variant import Variant
@@ -148,3 +150,29 @@ def test_the_configuration_of_a_row_is_the_one_on_show() -> None:
     assert [one["config"] for one in explorer.board["rows"] if one["is_shown"]] == [
         config_record(explorer.variant.config)
     ]
+
+
+def test_what_was_captured_counts_where_it_ran_whatever_passes_call_by_its_name() -> None:
+    """An op of the update and one that `decompose` makes of a batch norm's backward may have one name."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), torch.randn(4, 3, 16, 16)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    with tracefuse.capture() as c:
+        step()
+
+    def captured(shown: dict[str, Any]) -> Counter[tuple[str, ...]]:
+        counted = [one for one in shown["values"].values() if one["time_us"][0] is not None]
+        return Counter((one["phase"], one["module"], one["source"]) for one in counted)
+
+    on = payload(c.optimize())
+    taken = [name for name in on["values"] if name.endswith(" as captured")]
+    assert taken
+    assert all(on["values"][name]["removed"] for name in taken)
+    assert captured(on) == captured(payload(c.variant(Config.off())))

@@ -4,6 +4,7 @@ import { bounds, figure, h, plain } from "./dom.js";
 import { time } from "./modules.js";
 
 export const NEEDS_KERNEL = "there is no kernel behind this view: run it in a notebook";
+export const NOT_HELD = "no kernel is behind this view, which holds no such choice: run it in a notebook";
 
 /** Where nothing says what the Python that is offered would begin with: in a cell of the magic, and anywhere else. */
 export const NAMELESS = "give the capture a name, with `c = …` or as `%%tracefuse -o c`";

@@ -1,13 +1,12 @@
 // The options of the passes: a control for each that is used often; the others are folded under "options".
 
 import { formatBytes, h } from "../parts/dom.js";
-import { term } from "../parts/widgets.js";
+import { NOT_HELD, term } from "../parts/widgets.js";
 import { pinned } from "./pins.js";
 
 const WEIGHTS = /** @type {[number, string][]} */ ([[1, "1: full size"], [0.5, "½: half"], [0, "0: free"]]);
 /** The slider's steps: 10 % to 100 %, then none at all: further right is more memory. */
 const BUDGETS = [...Array.from({ length: 10 }, (_, step) => (step + 1) / 10), null];
-const NOT_HELD = "this saved page holds no other choice: run it in a notebook to change it";
 
 /** The controls of one pass, on or off, each on a line of its own. @param {PassRecord} one @param {Payload} payload @param {Open} open @param {Act} act */
 export function options(one, payload, open, act) {

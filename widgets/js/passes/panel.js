@@ -12,7 +12,7 @@ const OF_REMAT = new Set(["memory_budget", "peak_budget", "remat_options", "save
 const TITLES = /** @type {[string, string][]} */ ([
   ["Δ ops", "operators that do work"],
   ["Δ saved", "bytes that the forward keeps for the backward"],
-  ["Δ peak", "the most bytes alive at once, as the trace says"],
+  ["Δ peak", "the most bytes alive at once in the step, as the trace says"],
   ["Δ time", "of the whole step, by the clock of the headline"],
 ]);
 const A_PASS = "A pass rewrites the program that ran, so that it takes less time or memory; your code stays as it is. Figures:";
@@ -118,6 +118,8 @@ function alert(message) {
 
 /** @param {PassRecord & { waits?: boolean }} one @param {Payload} payload @param {Open} open @param {Act} act @param {string | null} problem what the control answered */
 function row(one, payload, open, act, problem) {
+  // What is on show is a choice that a saved page has, and a view that lost its kernel has none.
+  const isFree = isSwitch(one) && act.holds({});
   const element = h(
     "li",
     { class: `tf-pass${one.enabled ? "" : " tf-off"}${one.error ? " tf-failed" : ""}${one.waits ? " tf-waits" : ""}`, "data-pass": one.name, "aria-busy": one.waits ? "true" : null, "data-testid": `tf-pass-${one.name}` },
@@ -130,10 +132,10 @@ function row(one, payload, open, act, problem) {
         class: "tf-switch",
         checked: one.enabled,
         // A disabled switch could not be reached, and its row not be walked to.
-        "aria-disabled": String(!isSwitch(one)),
+        "aria-disabled": String(!isFree),
         "aria-label": one.name,
         "aria-description": one.help,
-        onclick: (/** @type {Event} */ event) => isSwitch(one) || event.preventDefault(),
+        onclick: (/** @type {Event} */ event) => isFree || event.preventDefault(),
         onchange: () => act.configure({ [one.name]: switched(one) }),
         "data-testid": `tf-toggle-${one.name}`,
       }),

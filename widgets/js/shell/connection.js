@@ -8,6 +8,12 @@ export class Connection {
     this.model = model;
     /** Where the loss is told. @type {HTMLElement} */
     this.element = h("span");
+    /** @param {unknown} _ @param {string} status */
+    const told = (_, status) => /dead|term/.test(status) && this.lose("it was shut down");
+    /** JupyterLab's, which is the only one that tells. @type {any} */
+    const changed = model.widget_manager?.context?.sessionContext?.statusChanged;
+    changed?.connect(told);
+    this.destroy = () => changed?.disconnect(told);
   }
 
   /** Whether it was sent. @param {Message} message */
@@ -28,7 +34,7 @@ export class Connection {
 
   /** @param {string} why what sending raised: the kernel has ended, or was started anew */
   lose(why) {
-    const text = `This view has lost its kernel (${why}): it shows what it knew. Run the cell again for one that answers.`;
+    const text = `Run the cell again: this view has lost its kernel (${why}) and shows what it knew.`;
     this.element.replaceChildren(h("span", { class: "tf-blocked", title: text, role: "status", "data-testid": "tf-closed" }, text));
     this.model.set("live", false);
   }

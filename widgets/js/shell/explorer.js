@@ -49,7 +49,7 @@ export class Explorer {
       get live() {
         return model.get("live");
       },
-      holds: (changes) => model.holds?.(changes) ?? true,
+      holds: (changes) => model.holds?.(changes) ?? model.get("live"),
     };
     /** Made when first opened. @type {Map<string, Panel>} */
     this.panels = new Map();
@@ -154,6 +154,7 @@ export class Explorer {
 
   destroy() {
     this.background.stop();
+    this.connection.destroy();
     this.lift.destroy();
     for (const panel of this.panels.values()) panel.destroy?.();
   }

@@ -2,13 +2,12 @@
 
 import { bandwidth, resources, sourceBlock } from "../kernels/facts.js";
 import { formatBytes, formatTime, h } from "../parts/dom.js";
-import { chip, percent } from "../parts/widgets.js";
+import { chip, NOT_HELD, percent } from "../parts/widgets.js";
 import { decisionsOn, passWork } from "../passes/decisions.js";
 import { frozen, frozenBy, hasGradient, parameterOf, pinned, pinOf } from "../passes/pins.js";
 
 const SHOWN = 12;
 const HINT = "Click a value for more on it.";
-const NOT_HELD = "this saved page holds no such choice: run it in a notebook";
 
 /** @param {View} view @param {boolean} showsPass of a pass and a value, which one @param {Open} open @param {Act} act */
 export function details(view, showsPass, open, act) {

@@ -1,7 +1,7 @@
 // The Findings tab: each finding with its evidence in numbers, its line, what to do about it, and what a replay says.
 
 import { find, formatSeconds, formatTime, h, plural } from "../parts/dom.js";
-import { chip, codeOf, copyButton, kindMark, NEEDS_KERNEL } from "../parts/widgets.js";
+import { chip, codeOf, copyButton, kindMark, NEEDS_KERNEL, NOT_HELD } from "../parts/widgets.js";
 
 const SEVERITY = { high: "▲ high", medium: "◆ medium", low: "● low" };
 const SHOWN_VALUES = 12;
@@ -109,7 +109,7 @@ export class FindingsPanel {
     const isOn = Object.entries(changes).every(([option, value]) => JSON.stringify(this.payload?.config[option]) === JSON.stringify(value));
     if (isOn) return h("span", { class: "tf-note" }, "The pass that does this is on; its decisions say what it left.");
     const isHeld = this.act.holds(changes);
-    const title = isHeld ? "switch it on, and see what changes" : "this saved page holds no such choice: run it in a notebook";
+    const title = isHeld ? "switch it on, and see what changes" : NOT_HELD;
     return h("button", { class: "tf-button", disabled: !isHeld, title, onclick: () => this.act.configure(changes), "data-testid": `tf-try-${id}` }, "Switch it on");
   }
 }

@@ -15,12 +15,14 @@ export function first({ sentence, findings, looked_for: lookedFor, config }, act
   // What switches a pass off is about no finding.
   const of = (/** @type {Action} */ one) => /** @type {Finding} */ (findings.find(({ key }) => key === one.key) ?? one.instead);
   const actions = sentence.actions.filter(of);
-  const [lever, ...left] = actions.filter(({ by }) => by.length === 0);
+  const todo = actions.filter(({ by }) => by.length === 0);
+  const lever = sentence.is_small ? undefined : todo[0];
+  const left = lever ? todo.slice(1) : todo;
   // In the order of their numbers; what passes mend already has none, and comes last.
   const others = [...left, ...actions.filter(({ by }) => by.length > 0)];
-  const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, of(one), `tf-first-${at + 1}`, at + 2, act)));
+  const then = h("div", { class: "tf-then" }, others.map((one, at) => card(one, of(one), `tf-first-${at + 1}`, at + (lever ? 2 : 1), act)));
   if (lever) return [leverOf(lever, of(lever), config, act), then];
-  const nothing = lookedFor.length === 0 ? "This trace was not diagnosed." : `Nothing ${others.length > 0 ? "else is left to mend" : "to mend was found"}; ${lookedFor.length} patterns were looked for.`;
+  const nothing = lookedFor.length === 0 ? "This trace was not diagnosed." : `Nothing ${left.length > 0 ? "big is left: each of these is worth less than 5 % of the step" : others.length > 0 ? "else is left to mend" : "to mend was found"}; ${lookedFor.length} patterns were looked for.`;
   return [h("p", { class: "tf-lever tf-note" }, nothing), then];
 }
 
@@ -57,11 +59,10 @@ function inBrief({ title, worth, by }, { fix, source, is_mended: isMended }) {
 
 /** @param {Action} action @param {Finding} finding @param {string} id @param {number} number @param {Act} act */
 function card(action, finding, id, number, act) {
-  const { title, worth, key, kind, by } = action;
+  const { title, key, by } = action;
   const isDone = by.length > 0;
   const [brief, place] = inBrief(action, finding);
-  const told = `${isDone ? `${by.join(" and ")} mends ${finding.is_mended ? "this already, nothing is to edit" : "a part of this already"}: ` : ""}${title}${worth && `: ${worth}`}${kind && `, ${kind}`}`;
-  return h("button", { class: `tf-action-card${isDone ? " tf-pulled" : ""}`, title: told, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, isDone ? `✓ ${by.join(" ")}` : number), h("span", null, title, brief && h("small", null, brief), place && h("small", null, h("code", null, place)), worthOf(action)));
+  return h("button", { class: `tf-action-card${isDone ? " tf-pulled" : ""}`, title: `${title}: all about it`, onclick: () => act.openFinding(key), "data-finding": key, "data-testid": id }, h("b", null, isDone ? `✓ ${by.join(" ")}` : number), h("span", null, title, brief && h("small", null, brief), place && h("small", null, h("code", null, place)), worthOf(action)));
 }
 
 /** @param {Action} action */

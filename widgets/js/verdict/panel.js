@@ -48,7 +48,9 @@ export class VerdictBar {
     this.tiles.replaceChildren(...tiles(payload, live));
     this.drawClock(payload, live);
     this.whenIdle.hidden = !payload.runs_triton || !live;
-    this.lines.replaceChildren(...lines(payload, status), ...(live ? [] : [saved()]));
+    // Where buttons say so only when they are pointed at.
+    const saved = live || this.lost.firstChild ? "" : "A saved view: measuring needs a kernel.";
+    this.lines.replaceChildren(...lines(payload, status), h("span", { class: "tf-note" }, saved));
     this.lines.title = this.lines.textContent ?? "";
     this.drawActions(payload, status, live);
     this.menu.draw(view);
@@ -97,11 +99,6 @@ export class VerdictBar {
     this.text.textContent = status.text || "measuring…";
     this.text.title = status.text;
   }
-}
-
-/** That nothing here can be measured, where buttons say so only when they are pointed at. */
-function saved() {
-  return h("span", { class: "tf-note", title: NEEDS_KERNEL }, "A saved view: measuring needs a kernel.");
 }
 
 /** @param {string} label @param {string} id @param {() => void} act */

@@ -2,7 +2,7 @@
 
 import { h, plain } from "../parts/dom.js";
 import { traceText } from "../parts/folds.js";
-import { NAMELESS } from "../parts/widgets.js";
+import { NAMELESS, NEEDS_KERNEL } from "../parts/widgets.js";
 
 /** @type {[TakeAway, string][]} */
 const FILES = [
@@ -19,7 +19,6 @@ const THEN = /** @type {Partial<Record<TakeAway, string>>} */ ({
 });
 /** How long a remark lies over the tabs. */
 const SHOWN_MS = 4000;
-const NO_KERNEL = "the kernel writes this file: run it in a notebook";
 
 let count = 0;
 
@@ -57,7 +56,7 @@ export class TakeAwayMenu {
   draw({ payload, status, live }) {
     this.payload = payload;
     this.button.textContent = status.busy === "take" ? "Writing…" : "Take away ▾";
-    const reason = live ? (status.busy ? "the kernel is busy" : "") : NO_KERNEL;
+    const reason = live ? (status.busy ? "the kernel is busy" : "") : NEEDS_KERNEL;
     for (const file of this.files) disable(file, reason);
     this.why.textContent = reason;
     this.why.hidden = reason === "";

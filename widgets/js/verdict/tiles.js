@@ -103,11 +103,11 @@ function peakTile(payload) {
   const badge = measured
     ? origin("measured", `The most bytes alive at once, inputs and parameters included, by the GPU's allocator; static: ${texts.join(" → ")} ${unit}`)
     : origin("static", "The most bytes alive at once, inputs and parameters included, as the trace says");
-  const whole = payload.update ? ", in the whole step: with the update, and with what the optimizer keeps" : "";
+  const whole = payload.update ? ": with the update, and with what the optimizer keeps" : "";
   const by = bytes[1] > bytes[0] && culprit(payload);
   const canTry = planned[1] > summary.least_peak && payload.passes.some((one) => one.name === "remat" && one.changed);
   const below = h("span", null, pill(bytes, blocked), by && note(` by ${by}`, `without ${by} the peak is lowest${canTry ? "; a budget on it, in Timeline, may lower it" : ""}`));
-  return tile("peak", [term(payload.update ? "Peak, whole step" : "Peak memory", `the most bytes alive at once${whole}`), " ", badge], sizesOf(bytes), below);
+  return tile("peak", [term("Peak memory", `the most bytes alive at once in the step${whole}`), " ", badge], sizesOf(bytes), below);
 }
 
 /** The pass that raises the peak most, once that is known; null of none. @param {Payload} payload */
