@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
-from weakref import WeakKeyDictionary
 
 from tracefuse.assembly.program import CapturedProgram
 from tracefuse.config.configuration import Config
@@ -46,7 +45,6 @@ from tracefuse.lint import LINTS
 from tracefuse.measure.launches import HOST_US, MEASURED, launches
 from tracefuse.measure.op_times import OpTimes, how_to_measure
 from tracefuse.measure.switched import Switched
-from tracefuse.optimizers.costs.datasheets import DataSheet
 from tracefuse.optimizers.ops import producer
 from tracefuse.optimizers.passes import PassRecord
 from tracefuse.optimizers.trace import Trace, origin
@@ -113,11 +111,6 @@ SAID_BY = {
 _OF_ATTENTION = ("attention-math-backend",)
 
 
-_Asked = tuple[OpTimes, DataSheet | None, frozenset[str]]
-_known: WeakKeyDictionary[Switched, tuple[_Asked, Findings]] = WeakKeyDictionary()
-"""The last findings of each program: toggles ask for those of the captured one again."""
-
-
 def findings(variant: Switched, times: OpTimes, captured: OpTimes) -> Findings:
     """See `Variant.findings`, whose arguments these are."""
     ran = _diagnosed(variant.baseline, captured, frozenset(KINDS))
@@ -143,11 +136,14 @@ def _by_launches_left(told: Findings, left: Findings, variant: Switched) -> Find
 
 
 def _diagnosed(variant: Switched, times: OpTimes, ids: frozenset[str]) -> Findings:
-    """The findings of this program alone, of these ids."""
-    asked = times, chosen(), ids
-    if variant not in _known or _known[variant][0] != asked:
-        _known[variant] = asked, diagnose(_case(variant, times), ids)
-    return _known[variant][1]
+    """The findings of this program alone, of these ids, kept with the trace, which they refer to: toggles ask for those of the
+    captured one again."""
+    update = None if variant.update is None else variant.update.trace
+    asked = times, chosen(), variant.program, update
+    known = variant.trace._cache.get((_diagnosed, ids))
+    if known is None or known[0] != asked:
+        known = variant.trace._cache[_diagnosed, ids] = asked, diagnose(_case(variant, times), ids)
+    return known[1]
 
 
 def _case(variant: Switched, times: OpTimes) -> Case:

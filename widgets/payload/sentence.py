@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracefuse.device.target import chosen
-from tracefuse.findings.finding import MEDIUM
+from tracefuse.findings.finding import LOW, MEDIUM
 from tracefuse.findings.kinds import KINDS
 from tracefuse.findings.order import NOTHING
 from tracefuse.measure.launches import HOST_US, launching_us
@@ -53,10 +53,10 @@ def sentence_record(
     """`slow` is what is told to be slow, by launches of a step that waits for these. `said` are the sentences, the first of
     which leads, and `head` those before the levers; where all that is left `is_small`, none of it is the answer. `actions` are
     the findings that lead, each with what it is worth and the passes that pull it already: the one that passes gain more by
-    than what is left of the first one, then what is left, in the order of `findings`. Where it `is_blocked`, the step is only
-    shown, and neither compiled nor measured; where it `is_pinned`, the step before is that of the pinned configuration. Where
-    the passes make the step longer, the one of `switches` leads that spares most of it, unless what is left of the first
-    finding is worth more."""
+    than what is left of the first one, then what is left, in the order of `findings`, with a CUDA graph behind the first where
+    the step waits for launches, then what else passes mend. Where it `is_blocked`, the step is neither compiled nor measured;
+    where it `is_pinned`, the step before is that of the pinned configuration. Where the passes make the step longer, the one of
+    `switches` leads that spares most of it, unless what is left of the first finding is worth more."""
     left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
     is_bound = clock.launches is not None
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
@@ -72,24 +72,55 @@ def sentence_record(
     switch = None if is_pinned else _to_switch(switches, clock, is_on_gpu, _left_us(rest[0], clock) if rest else 0.0)
     is_small = bool(rest) and switch is None and all(_is_small(one, is_bound) for one in rest)
     lever = _lever(pulled, rest, deltas, is_small, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
-    done = [] if pulled is None else [_action(pulled, str(pulled["worth"]), str(pulled["kind"]), pulled["mended_by"])]
-    actions = [_action(one, _left(one), _kind(one)) for one in rest]
+    done, actions = _mended(findings, pulled), [_action(one, _left(one), _kind(one)) for one in rest]
     if is_bound:
-        done, actions = (
-            [one | {"worth": "", "kind": ""} for one in done],
-            [_in_launches(one, findings, clock) for one in actions],
-        )
-    if switch is not None:
-        switched = _switched(switch, clock)
-        actions = [switched, *actions]
-        lever = f"First {switched['title']}: {switched['worth']}."
+        graph = [] if is_blocked else _graphed(clock)
+        done = [one | {"worth": "", "kind": ""} for one in done]
+        actions = [_in_launches(one, findings, clock) for one in actions]
+        actions = [*actions[:1], *graph, *actions[1:]]
+    first = [] if switch is None else [_switched(switch, clock)]
+    if first:
+        lever = f"First {first[0]['title']}: {first[0]['worth']}."
     return {
         "said": " ".join([*_with_remedy(head, is_bound and not is_blocked), lever]),
         "lead": head[0].partition(";")[0],
         "head": " ".join(head),
         "is_small": is_small,
-        "actions": [*actions[: switch is not None], *done, *actions[switch is not None :]][: MOST_ACTIONS - is_small],
+        "actions": [*first, *(done if pulled else []), *actions, *(done if not pulled else [])][
+            : MOST_ACTIONS - is_small
+        ],
     }
+
+
+def _mended(findings: Sequence[Mapping[str, Any]], pulled: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What passes mend, as one action: what is `pulled`, and the largest beside it that is no trifle and that the code could
+    mend as well."""
+    others = [
+        one
+        for one in findings
+        if one is not pulled and one["is_mended"] and _gained(one) >= LOW and not KINDS[one["id"]].by_passes_alone
+    ]
+    beside = max(others, key=_gained, default=None)
+    found = [one for one in (pulled, beside) if one is not None]
+    if len(found) < 2:
+        return [_action(one, str(one["worth"]), str(one["kind"]), one["mended_by"]) for one in found]
+    by = dict.fromkeys(name for one in found for name in one["mended_by"])
+    titles = "; ".join(one["title"].partition(": ")[0] for one in found)
+    return [_action(found[0], "", "", tuple(by)) | {"title": titles}]
+
+
+def _graphed(clock: Clock) -> list[dict[str, Any]]:
+    """The action that launches all kernels at once, where that spares time. No finding is about it, as in `_switched`."""
+    assert clock.launches is not None
+    takes, runs = launching_us(clock.launches[1]), clock.times[1].step_us
+    if takes - runs <= LEAST * takes:
+        return []
+    told = {"key": "cuda graph", "title": "no CUDA graph: each kernel is launched on its own"}
+    fix = "`compile(cuda_graph=True)` records the step once and launches it whole: inputs keep their shapes then"
+    code = "step = c.optimize().compile(cuda_graph=True)"
+    instead = told | {"source": "", "fix": fix, "code": code, "changes": None, "is_mended": False}
+    worth = f"spares up to {time_text(takes - runs)} of {time_text(takes)}"
+    return [told | {"worth": worth, "kind": "modelled", "by": [], "instead": instead}]
 
 
 def _with_remedy(head: list[str], is_told: bool) -> list[str]:

@@ -52,7 +52,7 @@ function apply(finding, config, act) {
 /** What is left to do about it in a few words, and its place, as far as the card has room beside what it says anyway; what is mended has no line to edit. @param {Action} action @param {Finding} finding */
 function inBrief({ title, worth, by }, { fix, source, is_mended: isMended }) {
   const [[first], [place]] = [fix.split(/[:;]|, /), source.split("  ")];
-  const told = isMended ? ["mended already"] : by.length > 0 ? ["mended in part", place] : [first.length <= MOST_FIX ? `→ ${first}` : "", place];
+  const told = isMended ? ["the pass mends it"] : by.length > 0 ? ["mended in part", place] : [first.length <= MOST_FIX ? `→ ${first}` : "", place];
   let room = MOST_SAID - title.length - worth.length;
   return told.map((one) => ((room -= one.length) >= 0 ? one : ""));
 }
