@@ -55,7 +55,11 @@ for (const host of document.querySelectorAll(".tf-still-$key")) {
     frame.title = "tracefuse: the view, as it was saved";
     frame.sandbox = "allow-scripts allow-downloads";
     frame.style = "display:block;width:100%;height:820px;border:0";
-    frame.srcdoc = await new Response(page).text();
+    // Whose theme is on, where the notebook says so: the page's own is the browser's.
+    const { jpThemeLight: isLight, vscodeThemeKind: kind } = document.body.dataset;
+    const scheme = isLight || kind ? (isLight === "true" || /light/.test(kind) ? "light" : "dark") : "light dark";
+    const style = "<style>:root, .tf { color-scheme: " + scheme + " !important; }</style>";
+    frame.srcdoc = await new Response(page).text() + style;
     tables.replaceWith(frame);
     const lost = host.closest(".jp-OutputArea-child")?.previousElementSibling;
     if (!lost) return;

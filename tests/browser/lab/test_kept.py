@@ -111,16 +111,21 @@ def test_a_page_that_is_loaded_again_shows_the_living_view(open_notebook: Callab
     expect(page.locator("iframe[title^=tracefuse]:visible")).to_have_count(0)
 
 
-def test_the_html_of_nbconvert_shows_the_view(notebook: Path, browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_html_of_nbconvert_shows_the_view(notebook: Path, browser: Browser, tmp_path: Path, theme: str) -> None:
+    """In the notebook's own theme, which need not be the browser's."""
     command = [sys.executable, "-m", "nbconvert", "--to", "html", str(notebook), "--output-dir", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
-    page = browser.new_page(viewport={"width": 1300, "height": 1000})
+    subprocess.run([*command, "--theme", theme], check=True, capture_output=True)
+    page = browser.new_page(viewport={"width": 1300, "height": 1000}, color_scheme="light")
     page.route(
         re.compile("^https?://"), lambda route: route.abort()
     )  # what nbconvert links to: the view needs none of it
     page.goto((tmp_path / notebook.name).with_suffix(".html").as_uri(), wait_until="domcontentloaded")
     page.locator("[class^=tf-still-]").scroll_into_view_if_needed()
-    check_view(page.frame_locator("iframe[title^=tracefuse]"))
+    view = page.frame_locator("iframe[title^=tracefuse]")
+    check_view(view)
+    for one in (view.locator("html"), view.get_by_test_id("tf-root")):
+        expect(one).to_have_css("color-scheme", theme)
     page.close()
 
 
