@@ -71,11 +71,15 @@ def sentence_record(
     )
     switch = None if is_pinned else _to_switch(switches, clock, is_on_gpu, _left_us(rest[0], clock) if rest else 0.0)
     is_small = bool(rest) and switch is None and all(_is_small(one, is_bound) for one in rest)
-    lever = _lever(pulled, rest, deltas, is_small, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     done, actions = _mended(findings, pulled), [_action(one, _left(one), _kind(one)) for one in rest]
+    # A CPU that times the step runs no kernel.
+    is_gained = is_on_gpu or clock.times[1].kind == "modelled" or not any("fuse" in one["by"] for one in done)
+    if is_bound or not is_gained:
+        done = [one | {"worth": "", "kind": ""} for one in done]
+        pulled = pulled and {**pulled, "worth": ""}
+    lever = _lever(pulled, rest, deltas, is_small, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     if is_bound:
         graph = [] if is_blocked else _graphed(clock)
-        done = [one | {"worth": "", "kind": ""} for one in done]
         actions = [_in_launches(one, findings, clock) for one in actions]
         actions = [*actions[:1], *graph, *actions[1:]]
     first = [] if switch is None else [_switched(switch, clock)]

@@ -423,10 +423,16 @@ def test_a_lever_that_is_pulled_in_part_says_what_is_left_of_it() -> None:
     assert [one["worth"] for one in said["actions"]] == ["at most 6 ms, 60 %"]
 
 
-@pytest.mark.parametrize(("kind", "told"), [("modelled", ""), ("measured", " (at most 6 ms, 60 %)")])
-def test_beside_a_step_that_was_timed_on_a_cpu_no_time_of_a_gpu_is_told(kind: str, told: str) -> None:
-    said = said_of([finding("loop", LOOP, 0.6, **BY_FUSE | {"kind": kind})], is_on_gpu=False)
+@pytest.mark.parametrize(
+    ("kind", "by", "told"),
+    [("modelled", "cat", ""), ("measured", "cat", " (at most 6 ms, 60 %)"), ("measured", "fuse", "")],
+)
+def test_beside_a_step_that_was_timed_on_a_cpu_no_time_of_a_gpu_is_told(kind: str, by: str, told: str) -> None:
+    """Nor what kernels would gain, which it does not run."""
+    found = finding("loop", LOOP, 0.6, **BY_FUSE | {"kind": kind, "mended_by": [by]})
+    said = said_of([found], is_on_gpu=False)
     assert f"the largest finding already, loop{told}; " in said["said"]
+    assert bool(said["actions"][0]["worth"]) is (by == "cat")
 
 
 def test_what_passes_mend_that_the_code_could_is_told_beside_what_they_gain_most_by() -> None:
