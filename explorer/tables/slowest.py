@@ -14,7 +14,7 @@ The quantity is the caller's: microseconds, or launches where a step waits for t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tracefuse.optimizers.ops import does_work
@@ -33,7 +33,8 @@ AT_A_LINE = 0.995
 class Slowest:
     """A row of the tree: `name` is a module's folded path, the class of the outermost one without a path, or a line's text;
     `paths` are the modules that it stands for, none for a line. `amount` is what it takes `of` the whole. `line` is the line
-    of the program that takes most in it, with its place, and `line_amount` what that takes there."""
+    of the program that takes most in it, with its place, and `line_amount` what that takes there. `kind` is the class of a
+    module whose path is numbers alone."""
 
     name: str
     paths: tuple[str, ...]
@@ -41,13 +42,15 @@ class Slowest:
     of: float
     line: str
     line_amount: float
+    kind: str = ""
 
     @property
     def label(self) -> str:
-        """`h.*.attn ×12`; of a line its place, `gpt.py:18`."""
+        """`h.*.attn ×12`; of a line its place, `gpt.py:18`; `5 (Bottleneck)` of an `nn.Sequential`'s."""
         if not self.paths:
             return self.place
-        return f"{self.name} \N{MULTIPLICATION SIGN}{len(self.paths)}" if len(self.paths) > 1 else self.name
+        name = f"{self.name} ({self.kind})" if self.kind else self.name
+        return f"{name} \N{MULTIPLICATION SIGN}{len(self.paths)}" if len(self.paths) > 1 else name
 
     @property
     def place(self) -> str:
@@ -105,7 +108,13 @@ def _slowest(trace: Trace, captured: Trace, amounts: Mapping[str, float]) -> Slo
     paths = () if row.is_line else tuple(path for path, name in folds.items() if name == row.name)
     ((line, amount),) = row.lines.most_common(1)
     name = row.name or next(origin(node).module_type for node in trace.ops if origin(node).module_type)
-    return Slowest(name, paths, row.amount, step.amount, line, amount)
+    kind = "" if any(map(str.isalpha, name)) else _kind(trace, paths)
+    return Slowest(name, paths, row.amount, step.amount, line, amount, kind)
+
+
+def _kind(trace: Trace, paths: Collection[str]) -> str:
+    """The class of the modules, as far as ops are known to be theirs."""
+    return next((where.module_type for where in map(origin, trace.ops) if where.module in paths), "")
 
 
 def _opened(step: _Row) -> _Row:

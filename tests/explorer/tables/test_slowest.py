@@ -135,6 +135,14 @@ def test_a_model_without_modules_inside_is_told_by_its_class() -> None:
     assert (found.label, found.paths) == ("Linear", ("",))
 
 
+def test_a_module_whose_path_is_a_number_is_told_with_its_class() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), Attention(), nn.Linear(8, 8)), torch.randn(4, 8)
+    trace = captured(lambda: model(x))
+    found = slowest(trace, trace, {node.name: 1.0 for node in trace.ops if origin(node).module == "1"})
+    assert found is not None
+    assert (found.label, found.paths) == ("1 (Attention)", ("1",))
+
+
 def test_a_program_without_modules_is_told_by_its_line() -> None:
     x = torch.randn(4, 8, requires_grad=True)
     trace = captured(x.exp)
