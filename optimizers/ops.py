@@ -135,12 +135,6 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
         yield from readers(user) if is_view(user) else (user,)
 
 
-def readers_from_last(node: fx.Node) -> Iterator[fx.Node]:
-    """`readers`, those that came last first: in a long loop the last one tells how long a value lives."""
-    for user in reversed(node.users):
-        yield from readers_from_last(user) if is_view(user) else (user,)
-
-
 def reached(starts: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, None]:
     """`starts` and all that `onward` leads to from them, each once, depth first."""
     found: dict[T, None] = {}

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -19,11 +20,11 @@ import torch
 def environment() -> dict[str, str]:
     """Versions, device and flags that decide what a program runs."""
     found = {"torch": torch.__version__, "python": platform.python_version(), "device": "CPU"}
-    found["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)  # also without a GPU, for one that is modelled
+    found["tf32"] = str(allows_tf32(torch.backends.cuda.matmul))  # also without a GPU, for one that is modelled
     if torch.cuda.is_available():
         found["device"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)
-        found["conv tf32"] = str(torch.backends.cudnn.allow_tf32)
+        found["conv tf32"] = str(allows_tf32(torch.backends.cudnn))
         found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability())
         found["cudnn"] = "on" if torch.backends.cudnn.enabled else "off"
         found["cudnn benchmark"] = "on" if torch.backends.cudnn.benchmark else "off"
@@ -39,6 +40,17 @@ def environment() -> dict[str, str]:
     if not torch._C._get_mkldnn_enabled():
         found["mkldnn"] = "off"
     return found | {name: "on" for name, is_on in slowing.items() if is_on}
+
+
+def allows_tf32(backend: Any) -> bool:
+    """Whether matmuls (`torch.backends.cuda.matmul`) or convolutions (`torch.backends.cudnn`) of float32 may run in TF32.
+
+    torch raises where a program set `fp32_precision`, the newer form, and the older one is asked.
+    """
+    try:
+        return bool(backend.allow_tf32)
+    except RuntimeError:
+        return backend.fp32_precision == "tf32"
 
 
 def as_it_ran(found: Mapping[str, str]) -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
 from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin
 from tracefuse.text import counted, share_text, time_text
-from tracefuse.training.host_numbers import followed_values
+from tracefuse.training.host_numbers import followed_lines
 from tracefuse.training.refusals import remedy
 
 MOST_LINES = 3  # of the update that are told with their shares
@@ -32,7 +32,7 @@ def counts_in_python(program: CapturedProgram) -> tuple[Stepped, ...]:
         return ()
     read = [one for one in program.guards if one.in_optimizer and one.decides and not isinstance(one.value, bool)]
     reading = [step for step in update.stepped if any(one.source == step.source for one in read)]
-    followed = followed_values(program) if program.followed is None else program.followed
+    followed = followed_lines(program)
     return tuple(step for step in reading if str(step.source) not in followed)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from tracefuse.device.environment import allows_tf32
 from tracefuse.device.target import chosen, promised_here
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import Peaks, bytes_moved, roofline_seconds
@@ -95,7 +96,7 @@ def modelled(trace: Trace, peaks: Peaks | None = None) -> OpTimes:
 def roofline_of(trace: Trace) -> Peaks:
     """The datasheet's peaks of the chosen `tracefuse.target`. Without one the measured peaks of the GPU that it runs on,
     where they are known, else its datasheet's; those of an H100, as an example, for a trace on a CPU and without a GPU."""
-    tf32, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    tf32, convolutions = allows_tf32(torch.backends.cuda.matmul), allows_tf32(torch.backends.cudnn)
     if chosen() is not None or not is_on_gpu(trace):
         return promised_here(None, tf32, convolutions)
     found = known_peaks("cuda")

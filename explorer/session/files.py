@@ -47,7 +47,7 @@ from tracefuse.session.parts import (
     special_types,
 )
 from tracefuse.timeline.measurements import Measurements
-from tracefuse.training.host_numbers import followed_values
+from tracefuse.training.host_numbers import followed_lines
 
 FORMAT, VERSION, READ = "tracefuse session", 5, (1, 2, 3, 4, 5)
 HEAD, TRACE, CAPTURE, MEASURED = "session.json", "trace.json", "capture.json", "measured.json"
@@ -130,8 +130,7 @@ def _captured(program: CapturedProgram, machine: Machine, inputs: bool) -> Captu
         for one in (program, program.update)
     )
     stepped = () if program.update is None else program.update.stepped
-    followed = tuple(followed_values(program)) if program.followed is None else program.followed
-    shared |= {"stepped": stepped, "followed": followed}
+    shared |= {"stepped": stepped, "followed": followed_lines(program)}
     return Captured(guards, cat=machine.cat, fuse=machine.fuse, data=data, update=update, **shared)
 
 

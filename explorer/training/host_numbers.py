@@ -95,6 +95,11 @@ def followed_values(program: CapturedProgram) -> dict[str, set[float]]:
     return values
 
 
+def followed_lines(program: CapturedProgram) -> tuple[str, ...]:
+    """The lines of `followed_values`, those of a session file as the file says."""
+    return tuple(followed_values(program)) if program.followed is None else program.followed
+
+
 def left_alone(program: CapturedProgram) -> tuple[Stepped, ...]:
     """The optimizers of which no number is followed, though they take numbers of the host."""
     if (update := program.update) is None:

@@ -88,7 +88,8 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
         raise ExportError(
             "the session has no tensors of its update: save it with inputs=True, or capture the step here."
         )
-    if ran.followed is not None and program.stepped:
+    is_fused = any(op_name(node).startswith("aten._fused_") for node in program.trace.ops)
+    if (ran.followed is not None and program.stepped) or (not program.stepped and is_fused):
         raise ExportError(
             "the session has no optimizer, whose state and learning rate a step reads: load the model and capture the step "
             "here."

@@ -175,6 +175,7 @@ class TracedCell:
         except KeyboardInterrupt as interrupt:
             kept = f"; {name} has the capture, and {name}.explore() shows it" if (name := self.arguments.output) else ""
             print(f"tracefuse: the cell has run, and its view was cancelled{kept}", file=sys.stderr)
+            self._leave()
             raise interrupt.with_traceback(None) from None  # our frames would tell nothing
         except Exception:
             self.shell.showtraceback()

@@ -22,7 +22,8 @@ from typing import Any
 
 from tracefuse.assembly.program import Stepped
 from tracefuse.config.configuration import Config
-from tracefuse.errors import ExportError, PassError, SessionError
+from tracefuse.errors import ExportError, NotSupported, PassError, SessionError
+from tracefuse.execution.graphed_program import check_replayable
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.findings.kinds import looked_for
 from tracefuse.findings.order import below_text, in_order
@@ -41,7 +42,7 @@ from tracefuse.tables.slowest import slowest
 from tracefuse.tables.summary import remarks
 from tracefuse.timeline.gpu_work import GpuWork
 from tracefuse.timeline.measurements import Said, TrialKey
-from tracefuse.training.host_numbers import followed_values
+from tracefuse.training.host_numbers import followed_lines
 from tracefuse.training.refusals import remedy
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock, modelled_clock, pass_deltas
@@ -161,6 +162,7 @@ def in_two(
             bool(stopped),
             baseline is not None,
             switches_of(passes, variant.config),
+            "" if stopped else graph_call(variant, name),
         ),
         "slowest": slowest_record(slow, is_of_launches=clock.launches is not None),
         "values": values(before, after, op_times, line_records(variant)),
@@ -280,6 +282,16 @@ def usage(variant: Variant, name: str) -> str:
     return f"{text}\nresult.backward()" if is_differentiated(variant) and made == "result" else text
 
 
+def graph_call(variant: Variant, name: str | None) -> str:
+    """The call that compiles `variant` to one CUDA graph, where `name` holds the capture; "" where a GPU makes none."""
+    if variant.runs_triton:
+        try:
+            check_replayable(variant.whole, overwrites=variant.program.update is not None)
+        except NotSupported:
+            return ""
+    return f"{variant.config.as_code(name or 'c')}.compile(cuda_graph=True)"
+
+
 def is_differentiated(variant: Variant) -> bool:
     """Whether the one result is a number whose gradient the program computed."""
     trace = variant.program.trace
@@ -306,7 +318,7 @@ def notes(variant: Variant, timing: Timing | None = None) -> list[dict[str, str]
     apart = difference_notes(timing) if timing else []
     update = variant.program.update
     stepped = () if update is None else update.stepped
-    followed = followed_values(variant.program)
+    followed = followed_lines(variant.program)
     guards = Counter(said for group in _alike(variant.capture.guards) for said in _guards(group, stepped, followed))
     checked = [] if variant.capture.agreement is None else [str(variant.capture.agreement)]
     return [

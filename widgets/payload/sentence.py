@@ -49,12 +49,14 @@ def sentence_record(
     is_blocked: bool = False,
     is_pinned: bool = False,
     switches: Sequence[Switch] = (),
+    as_graph: str = "",
 ) -> dict[str, Any]:
     """`slow` is what is told to be slow, by launches of a step that waits for these. `said` are the sentences, the first of
     which leads, and `head` those before the levers; where all that is left `is_small`, none of it is the answer. `actions` are
     the findings that lead, each with what it is worth and the passes that pull it already: the one that passes gain more by
     than what is left of the first one, then what is left, in the order of `findings`, with a CUDA graph behind the first where
-    the step waits for launches, then what else passes mend. Where it `is_blocked`, the step is neither compiled nor measured;
+    the step waits for launches, or before it where all is small, then what else passes mend; `as_graph` is the code for it, ""
+    where there is none. Where it `is_blocked`, the step is neither compiled nor measured;
     where it `is_pinned`, the step before is that of the pinned configuration. Where the passes make the step longer, that of
     `switches` leads that spares most of it, unless what is left of the first finding is worth more."""
     left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
@@ -70,18 +72,20 @@ def sentence_record(
         else _of_time(clock, slow, is_on_gpu, rows, is_pinned)
     )
     switch = None if is_pinned else _to_switch(switches, clock, is_on_gpu, _left_us(rest[0], clock) if rest else 0.0)
+    graph = _graphed(clock, as_graph, is_on_gpu) if is_bound and as_graph else []
     is_small = bool(rest) and switch is None and all(_is_small(one, is_bound) for one in rest)
+    at, is_small = int(bool(rest) and not is_small), is_small and not graph
     done, actions = _mended(findings, pulled), [_action(one, _left(one), _kind(one)) for one in rest]
     # A CPU that times the step runs no kernel.
     is_gained = is_on_gpu or clock.times[1].kind == "modelled" or not any("fuse" in one["by"] for one in done)
     if is_bound or not is_gained:
         done = [one | {"worth": "", "kind": ""} for one in done]
         pulled = pulled and {**pulled, "worth": ""}
-    lever = _lever(pulled, rest, deltas, is_small, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
+    lead = graph[0] if graph and at == 0 else None
+    lever = _lever(pulled, rest, lead, deltas, is_small, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     if is_bound:
-        graph = [] if is_blocked else _graphed(clock)
         actions = [_in_launches(one, findings, clock) for one in actions]
-        actions = [*actions[:1], *graph, *actions[1:]]
+        actions = [*actions[:at], *graph, *actions[at:]]
     first = [] if switch is None else [_switched(switch, clock)]
     if first:
         lever = f"First {first[0]['title']}: {first[0]['worth']}."
@@ -113,15 +117,15 @@ def _mended(findings: Sequence[Mapping[str, Any]], pulled: Mapping[str, Any] | N
     return [_action(found[0], "", "", tuple(by)) | {"title": titles}]
 
 
-def _graphed(clock: Clock) -> list[dict[str, Any]]:
+def _graphed(clock: Clock, code: str, is_on_gpu: bool) -> list[dict[str, Any]]:
     """The action that launches all kernels at once, where that spares time. No finding is about it, as in `_switched`."""
     assert clock.launches is not None
     takes, runs = launching_us(clock.launches[1]), clock.times[1].step_us
     if takes - runs <= LEAST * takes:
         return []
-    told = {"key": "cuda graph", "title": "no CUDA graph: each kernel is launched on its own"}
-    fix = "`compile(cuda_graph=True)` records the step once and launches it whole: inputs keep their shapes then"
-    code = "step = c.optimize().compile(cuda_graph=True)"
+    where = "" if is_on_gpu else "on a GPU, "
+    told = {"key": "cuda graph", "title": f"{where}launch it all at once: compile(cuda_graph=True)"}
+    fix = f"`{code}` records the step as a CUDA graph, whose inputs keep their shapes"
     instead = told | {"source": "", "fix": fix, "code": code, "changes": None, "is_mended": False}
     worth = f"spares up to {time_text(takes - runs)} of {time_text(takes)}"
     return [told | {"worth": worth, "kind": "modelled", "by": [], "instead": instead}]
@@ -291,19 +295,22 @@ def slowest_record(slow: Slowest | None, is_of_launches: bool) -> dict[str, Any]
 def _lever(
     pulled: Mapping[str, Any] | None,
     rest: Sequence[Mapping[str, Any]],
+    lead: Mapping[str, Any] | None,
     deltas: Mapping[str, float | None],
     is_small: bool,
     amount: Callable[[str, str], str],
 ) -> str:
-    """What to mend first, behind what passes mend already where that is worth more; without findings what a pass gains."""
+    """What to mend first, the action `lead` where there is one, behind what passes mend already where that is worth more;
+    without findings what a pass gains."""
     first = f"{rest[0]['title']}{amount(_left(rest[0]), _kind(rest[0]))}" if rest else ""
+    first = first if lead is None else f"{lead['title']} ({lead['worth']})"
     if pulled is not None:
         verb = f"mend{'s' * (len(pulled['mended_by']) == 1)}{'' if pulled['is_mended'] else ' a part of'}"
         by, worth = " and ".join(pulled["mended_by"]), amount(str(pulled["worth"]), str(pulled["kind"]))
-        next_one = f"{'nothing big is left; ' * is_small}next: {first}" if rest else "nothing else is left to mend"
+        next_one = f"{'nothing big is left; ' * is_small}next: {first}" if first else "nothing else is left to mend"
         return f"{by} {verb} the largest finding already, {pulled['title']}{worth}; {next_one}."
-    if rest:
-        return f"{'Nothing big is left; first' if is_small else 'First'} to mend: {first}."
+    if first:
+        return f"{'Nothing big is left; first' if is_small else 'First'} {'to mend' if lead is None else 'of all'}: {first}."
     name, us = min(((name, us or 0.0) for name, us in deltas.items()), key=lambda one: one[1], default=("", 0.0))
     if us >= 0:
         return "Nothing was found that slows it down."

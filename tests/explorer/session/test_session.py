@@ -33,6 +33,7 @@ from tracefuse.session.files import MOST_EXPANSION
 from tracefuse.timeline.measurements import Build
 from tracefuse.timeline.replayed import Timeline
 from tracefuse.widgets.html import to_html
+from tracefuse.widgets.payload.program import notes
 from tracefuse.widgets.view.explorer import Explorer
 
 NO_INPUTS = r"a\.tfz was saved without its input tensors.*`c\.save\(path, inputs=True\)` where it ran"
@@ -81,6 +82,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "lists": lambda of: torch.optim.SGD(of, 0.1, momentum=0.9),
     "counted": lambda of: torch.optim.AdamW(of, 1e-3),
     "counted, not followed": lambda of: torch.optim.ASGD(of, 1e-3),
+    "of a class of its own": lambda of: type("AdamW", (torch.optim.AdamW,), {})(of, 1e-3),
     "a rate of its own": lambda of: torch.optim.Adam(of, torch.tensor(1e-3), fused=True),
 }
 
@@ -97,6 +99,9 @@ def test_what_optimizers_do_is_told_of_a_file_as_where_it_was_captured(name: str
         model(x).square().mean().backward()
         optimizer.step()
 
+    def guards(of: tracefuse.Capture) -> list[str]:
+        return [one["text"] for one in notes(of.optimize()) if one["kind"] == "guard"]
+
     step()
     capture = tracefuse.capture(step)
     loaded = tracefuse.load(capture.save(tmp_path / "a.tfz", inputs=inputs))
@@ -104,6 +109,7 @@ def test_what_optimizers_do_is_told_of_a_file_as_where_it_was_captured(name: str
     assert "launch" in str(capture.optimize().findings())
     for one in (loaded, again):
         assert str(one.optimize().findings()) == str(capture.optimize().findings())
+        assert guards(one) == guards(capture)
 
 
 def test_variants_are_made_again_with_what_was_measured_of_them(

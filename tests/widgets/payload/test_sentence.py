@@ -382,6 +382,38 @@ def test_in_a_step_that_waits_for_launches_it_is_small_that_spares_few_of_them()
         assert ("Nothing big is left" in said["said"]) == is_small
 
 
+def test_a_cuda_graph_comes_behind_the_first_finding_and_before_small_ones() -> None:
+    bound = replace(clock("modelled for"), each=(dict.fromkeys(range(1200), 1.0), dict.fromkeys(range(900), 1.0)))
+    code = "c.optimize(cat=False).compile(cuda_graph=True)"
+
+    def of(*counts: float, is_on_gpu: bool = True) -> dict[str, Any]:
+        found = [
+            finding(f"loop {count}", "6 ms of 10 ms a step, 60 % (modelled)", 0.6, launches=count, launches_of=900.0)
+            for count in counts
+        ]
+        return sentence_record(bound, [], None, found, is_on_gpu, {}, as_graph=code)
+
+    large, small, alone = of(450.0, 9.0), of(9.0), of()
+    assert [one["key"] for one in large["actions"]] == ["loop 450.0", "cuda graph", "loop 9.0"]
+    assert "First to mend: loop 450.0" in large["said"]
+    for said in (small, alone):
+        graph = said["actions"][0]
+        assert graph["key"] == "cuda graph"
+        assert graph["instead"]["code"] == code
+        assert not said["is_small"]
+        assert said["said"].endswith(
+            f" First of all: launch it all at once: compile(cuda_graph=True) ({graph['worth']})."
+        )
+    assert of(is_on_gpu=False)["actions"][0]["title"].startswith("on a GPU, ")
+
+
+def test_the_code_for_a_cuda_graph_is_that_of_the_configuration() -> None:
+    (graph,) = [
+        one for one in payload(tiny_ops(200, 8), name="kept")["sentence"]["actions"] if one["key"] == "cuda graph"
+    ]
+    assert graph["instead"]["code"] == "kept.optimize().compile(cuda_graph=True)"
+
+
 def test_a_findings_share_is_that_of_its_words() -> None:
     found = [one for of in (variant(), variant().baseline) for one in of.findings()]
     told = [one for one in found if re.search(r" a step, \d", one.worth)]
