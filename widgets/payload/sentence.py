@@ -303,7 +303,7 @@ def _lever(
     """What to mend first, the action `lead` where there is one, behind what passes mend already where that is worth more;
     without findings what a pass gains."""
     first = f"{rest[0]['title']}{amount(_left(rest[0]), _kind(rest[0]))}" if rest else ""
-    first = first if lead is None else f"{lead['title']} ({lead['worth']})"
+    first = first if lead is None else str(lead["title"])  # what it is worth stands with it
     if pulled is not None:
         verb = f"mend{'s' * (len(pulled['mended_by']) == 1)}{'' if pulled['is_mended'] else ' a part of'}"
         by, worth = " and ".join(pulled["mended_by"]), amount(str(pulled["worth"]), str(pulled["kind"]))
