@@ -401,9 +401,7 @@ def test_a_cuda_graph_comes_behind_the_first_finding_and_before_small_ones() -> 
         assert graph["key"] == "cuda graph"
         assert graph["instead"]["code"] == code
         assert not said["is_small"]
-        assert said["said"].endswith(
-            f" First of all: launch it all at once: compile(cuda_graph=True) ({graph['worth']})."
-        )
+        assert said["said"].endswith(" First of all: launch it all at once: compile(cuda_graph=True).")
     assert of(is_on_gpu=False)["actions"][0]["title"].startswith("on a GPU, ")
 
 
