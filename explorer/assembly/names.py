@@ -22,7 +22,9 @@ aten = torch.ops.aten
 RESERVED_NAMES = frozenset(
     [
         "AT_ONCE",
+        "DRAWS",
         "LISTED",
+        "MOST_BY_CHANCE",
         "NOISE",
         "PIECE",
         "OVERWRITTEN",
@@ -42,6 +44,7 @@ RESERVED_NAMES = frozenset(
         "by_input",
         "cast_all",
         "check",
+        "compared",
         "copy_strided",
         "described_graph",
         "distances",
