@@ -56,9 +56,9 @@ def sentence_record(
     the findings that lead, each with what it is worth and the passes that pull it already: the one that passes gain more by
     than what is left of the first one, then what is left, in the order of `findings`, with a CUDA graph behind the first where
     the step waits for launches, or before it where all is small, then what else passes mend; `as_graph` is the code for it, ""
-    where there is none. Where it `is_blocked`, the step is neither compiled nor measured;
-    where it `is_pinned`, the step before is that of the pinned configuration. Where the passes make the step longer, that of
-    `switches` leads that spares most of it, unless what is left of the first finding is worth more."""
+    where there is none. Where it `is_blocked`, the step is neither compiled nor measured; where it `is_pinned`, the step
+    before is that of the pinned configuration. Where the passes make the step longer, that of `switches` leads that spares
+    most of it, unless what is left of the first finding is worth more."""
     left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
     is_bound = clock.launches is not None
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
