@@ -1,10 +1,13 @@
 """Compiled halves as CUDA graphs, wherever that gives the numbers of a plain run; elsewhere the plain run, with a warning.
 
-    recording    graphs of both halves around the parameters at their addresses, made when weights lie there the first time
+    place        where parameters and buffers lie; the first run there is a plain one, at the second its graphs are recorded
     ticket       a small tensor that the forward keeps among what it saves: while its memory is in use, a backward may come
 
-A replay overwrites what the one before kept, so a forward replays a recording whose ticket has gone, and runs plainly while
-it has not. A backward replays if its ticket is that of a recording, once: where autograd is told to keep what it read
+What Dynamo compiles again at the second call, as of a model that sets its configuration in the first one, thus holds no memory
+for graphs that nobody replays.
+
+A replay overwrites what the one before kept, so a forward replays at a place whose ticket has gone, and runs plainly while it
+has not. A backward replays if its ticket is that of a place's replay, once: where autograd is told to keep what it read
 (`retain_graph=True`) it runs plainly, on what the graph kept. Results and gradients are the user's to keep.
 
 Private names: `torch._C._autograd._get_current_graph_task_keep_graph`; `StorageWeakRef`, of a module without an underscore
@@ -32,15 +35,15 @@ from tracefuse.optimizers.trace import fake_mode, val
 from tracefuse.recording.frames import tell_user
 
 IDLE = 4
-"""Recordings that nobody waits for when another is wanted: of a model that is used with other weights in turn, as many as
-that. Where there are more, weights move at each step, and each recording would hold memory for nothing."""
+"""Places that nobody waits for when another is met: of a model that is used with other weights in turn, as many as that. Where
+there are more, weights move at each step, and each recording would hold memory for nothing."""
 
 
-class _LentGraphs:
-    """Graphs, and whether what they keep may still be read."""
+class _Place:
+    """Graphs around the weights at a place, once they are recorded, and whether what the latest run there kept may yet be read."""
 
-    def __init__(self, graphs: Graphs) -> None:
-        self.graphs = graphs
+    def __init__(self) -> None:
+        self.graphs: Graphs | None = None
         self._ticket: tuple[StorageWeakRef, int] | None = None
 
     @property
@@ -63,7 +66,7 @@ class GraphedHalves(Halves):
         self._in_place = frozenset(at for at, i in enumerate(front.inputs) if i.kind in ("parameter", "buffer"))
         self._cotangents = [val(p) for i, p in back.input_pairs if i.kind == "cotangent"]
         self._is_differentiated = bool(joint.gradients)
-        self._recordings: dict[tuple[int, ...], _LentGraphs] = {}
+        self._places: dict[tuple[int, ...], _Place] = {}
         self._warned: set[str] = set()
         self._is_plain = False
         if issues_collectives(self.variant.trace):
@@ -82,26 +85,29 @@ class GraphedHalves(Halves):
             return [*kept, torch.empty(1)]
 
     def _forward(self, boxed: list[Any]) -> list[Any]:
-        recording = self._free_recording(boxed)
+        place = self._free_place(boxed)
         ticket = [torch.empty(1)] if self._is_differentiated else []
-        results = None if recording is None else self._replayed(recording.graphs.forward, boxed)
-        if recording is None or results is None:
-            return [*super()._forward(boxed), *ticket]
-        again = [boxed[at] for at in self.read_again]
-        boxed.clear()
-        if ticket:
-            recording.lend(*ticket)
-        return [*self.among(results, self.results), *recording.graphs.kept, *again, *ticket]
+        if place is None or place.graphs is None:
+            handed = super()._forward(boxed)
+        else:
+            results = self._replayed(place.graphs.forward, boxed)
+            if results is None:
+                return [*super()._forward(boxed), *ticket]
+            again = [boxed[at] for at in self.read_again]
+            boxed.clear()
+            handed = [*self.among(results, self.results), *place.graphs.kept, *again]
+        if place is not None and ticket:
+            place.lend(*ticket)
+        return [*handed, *ticket]
 
     def backward(self, boxed: list[Any]) -> list[Any]:
         ticket = boxed.pop(len(self.saved) + len(self.read_again))
-        recording = next((one for one in self._recordings.values() if one.is_of(ticket)), None)
-        if recording is None or torch._C._autograd._get_current_graph_task_keep_graph():
+        graphs = next((place.graphs for place in self._places.values() if place.is_of(ticket)), None)
+        if graphs is None or torch._C._autograd._get_current_graph_task_keep_graph():
             return super().backward(boxed)
         cotangents_at = len(self.saved) + len(self.read_again)
         again = dict(zip(self.read_again, boxed[len(self.saved) : cotangents_at], strict=True))
-        replay = functools.partial(recording.graphs.backward, read_again=again)
-        gradients = self._replayed(replay, boxed[cotangents_at:])
+        gradients = self._replayed(functools.partial(graphs.backward, read_again=again), boxed[cotangents_at:])
         if gradients is None:
             return super().backward(boxed)
         boxed.clear()
@@ -115,35 +121,43 @@ class GraphedHalves(Halves):
             self._run_plainly(shown(error))
             return None
 
-    def _free_recording(self, inputs: list[Any]) -> _LentGraphs | None:
-        """One around these inputs whose memory nobody waits for; None for a plain run."""
+    def _free_place(self, inputs: list[Any]) -> _Place | None:
+        """Where these weights lie, with graphs if they lay there before; None while its memory is waited for, and for a plain
+        run from now on."""
         if self._is_plain or torch.cuda.is_current_stream_capturing():
             return None
         key = tuple(inputs[at].data_ptr() for at in self._in_place)
-        if key not in self._recordings:
-            return self._recorded(key, inputs)
-        if self._recordings[key].is_awaited:
-            self._warn("a forward runs before the backward of the one before it, which still needs what the graph kept")
+        place = self._places.get(key)
+        if place is None:
+            return self._met(key)
+        if place.is_awaited:
+            if place.graphs is not None:
+                self._warn(
+                    "a forward runs before the backward of the one before it, which still needs what the graph kept"
+                )
             return None
-        return self._recordings[key]
+        if place.graphs is None:
+            place.graphs = self._recorded(inputs)
+        return place if place.graphs is not None else None
 
-    def _recorded(self, key: tuple[int, ...], inputs: list[Any]) -> _LentGraphs | None:
-        idle = [one for one in self._recordings.values() if not one.is_awaited]
-        if len(idle) >= IDLE:
+    def _met(self, key: tuple[int, ...]) -> _Place | None:
+        if sum(not place.is_awaited for place in self._places.values()) >= IDLE:
             self._run_plainly(
                 "parameters or buffers lie elsewhere at each step, and a graph reads them where they were"
             )
             return None
+        self._places[key] = _Place()
+        return self._places[key]
+
+    def _recorded(self, inputs: list[Any]) -> Graphs | None:
         front, back = self.variant.forward, self.variant.backward
         cotangents = self._ones if back.outputs else None
         handed_out = len(front.outputs) - len(self.saved)
         try:
-            graphs = Graphs(Recordable(self.module, handed_out, self.read_again, cotangents), inputs, self._in_place)
+            return Graphs(Recordable(self.module, handed_out, self.read_again, cotangents), inputs, self._in_place)
         except Exception as reason:
             self._run_plainly(str(reason) if isinstance(reason, NotSupported) else shown(reason))
             return None
-        self._recordings[key] = _LentGraphs(graphs)
-        return self._recordings[key]
 
     def _ones(self, _: Any) -> list[torch.Tensor]:
         return [memory_like(t).fill_(1) for t in self._cotangents]
@@ -151,7 +165,7 @@ class GraphedHalves(Halves):
     def _run_plainly(self, reason: str) -> None:
         """From now on."""
         self._is_plain = True
-        self._recordings = {key: one for key, one in self._recordings.items() if one.is_awaited}
+        self._places = {key: place for key, place in self._places.items() if place.is_awaited}
         self._warn(reason)
 
     def _warn(self, reason: str) -> None:
