@@ -93,8 +93,8 @@ def noted_call(call: Call, outside: Mapping[Value, torch.Tensor] | None = None) 
 
 
 def numbers_in(made: torch.Tensor) -> Any:
-    """The number of a tensor on the CPU, or the list of all; None of a larger one."""
-    is_read = type(made) is torch.Tensor and made.device.type == "cpu" and made.numel() <= MOST_NUMBERS
+    """The number of a tensor, or the list of all; None of a larger one. Making one on a GPU has waited for that anyway."""
+    is_read = type(made) is torch.Tensor and made.device.type in ("cpu", "cuda") and made.numel() <= MOST_NUMBERS
     if not is_read or made.layout is not torch.strided:
         return None
     return made.item() if made.dim() == 0 else made.reshape(-1).tolist()

@@ -81,9 +81,9 @@ def data() -> list[Tensor]:
     return list(torch.randn(STEPS, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
 
 
-def seen(step: Step, all_: Training) -> tracefuse.Capture:
+def seen(step: Step, all_: Training, xs: list[Tensor] | None = None) -> tracefuse.Capture:
     with tracefuse.capture_step(n=SHOWN) as c:
-        for k, x in enumerate(data()[: SHOWN + 1], 1):
+        for k, x in enumerate((xs or data())[: SHOWN + 1], 1):
             all_.opt.zero_grad()
             step(all_, x, k)
     return c
@@ -142,6 +142,40 @@ def test_one_with_a_name_is_an_input() -> None:
         step(eager, x, k)
         if k > SHOWN + 1:
             run(x=x, by=torch.tensor(1 / k))
+    torch.testing.assert_close(compiled.net.weight, eager.net.weight)
+
+
+@pytest.mark.gpu
+def test_one_on_a_gpu_is_refused_or_an_input_too() -> None:
+    def step(all_: Training, x: Tensor, k: int) -> None:
+        scaled(all_.net(x), torch.tensor(1 / k, device="cuda")).backward()
+        all_.opt.step()
+
+    def named(all_: Training, x: Tensor, k: int) -> None:
+        by = torch.tensor(1 / k, device="cuda")
+        scaled(all_.net(x), by).backward()
+        all_.opt.step()
+
+    def same(all_: Training, x: Tensor, _: int) -> None:
+        scaled(all_.net(x), torch.tensor(0.5, device="cuda")).backward()
+        all_.opt.step()
+
+    def on_gpu() -> Training:
+        return Training(made().cuda(), torch.zeros(2, 4, dtype=torch.float64, device="cuda"))
+
+    xs = [x.cuda() for x in data()]
+    with pytest.raises(ExportError, match=r"^data of torch.tensor \("):
+        seen(step, first := on_gpu(), xs).optimize().compile()
+    seen(same, second := on_gpu(), xs).optimize().compile()
+    del first, second
+    eager, compiled = on_gpu(), on_gpu()
+    run = seen(named, compiled, xs).optimize().compile()
+    assert set(run.inputs) == {"x", "by"}
+    for k, x in enumerate(xs, 1):
+        eager.opt.zero_grad()
+        named(eager, x, k)
+        if k > SHOWN + 1:
+            run(x=x, by=torch.tensor(1 / k, device="cuda"))
     torch.testing.assert_close(compiled.net.weight, eager.net.weight)
 
 
