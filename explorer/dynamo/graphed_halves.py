@@ -40,7 +40,7 @@ there are more, weights move at each step, and each recording would hold memory 
 
 
 class _Place:
-    """Graphs around the weights at a place, once they are recorded, and whether what the latest run there kept may yet be read."""
+    """Graphs around the weights at a place, once they are recorded, and whether what the latest run kept may yet be read."""
 
     def __init__(self) -> None:
         self.graphs: Graphs | None = None
