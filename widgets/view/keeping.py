@@ -190,8 +190,11 @@ class Keeping(Boarding):
                 if is_stale():
                     return
                 self.payload = self.held(shown)
-        for config in (*configs, *reweighed(shown.config)):
-            if not self._run_passes(shown, [config], is_stale) or not self._is_idle(is_stale):
+        configs = [*configs, *reweighed(shown.config)]
+        if not self._run_passes(shown, configs, is_stale):  # what a click would wait for longest
+            return
+        for config in configs:
+            if not self._is_idle(is_stale):
                 return
             with idle_turn():
                 self.held(shown.under(config))
