@@ -46,6 +46,7 @@ SPREAD = {
 
 FUNCTIONS = {
     aten.mm.default: "mm",
+    aten.mm.dtype: "mm",
     aten.addmm.default: "addmm",
     aten.bmm.default: "bmm",
     aten.baddbmm.default: "baddbmm",

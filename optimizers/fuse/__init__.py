@@ -11,7 +11,8 @@ values computed where they are read (`duplicating`) where that moves fewer bytes
 needs both as it is and transposed would have it read its inputs twice, and where it would compute a value so often that to
 store it takes less time (`repeats`).
 Kernels that were timed and lost are cut in two, or left out (`timed`). A result that is read through one view only is yielded
-in its shape (`as_read`). Casts of parameters that no kernel holds are made by one launch (`casts`).
+in its shape (`as_read`). Casts that no kernel holds are made by one launch, of parameters, or by the matmul that they read
+(`casts`).
 
 It does nothing to matmuls, attention, convolutions, scatters and random ops (but dropout on a GPU: `dropout`), to most
 single ops (ATen's kernel moves the same bytes) and to views (they are free).
@@ -26,7 +27,7 @@ from typing import ClassVar
 
 from tracefuse.optimizers.fuse.as_read import AsRead
 from tracefuse.optimizers.fuse.carving import Carver
-from tracefuse.optimizers.fuse.casts import cast_together
+from tracefuse.optimizers.fuse.casts import cast_by_matmuls, cast_together
 from tracefuse.optimizers.fuse.dropout import drop_unmasked, dropouts, split_dropouts
 from tracefuse.optimizers.fuse.dropout import refusal as dropout_refusal
 from tracefuse.optimizers.fuse.duplicating import duplicate_pieces
@@ -67,7 +68,7 @@ class Fuse:
             # A mask that is stored after all is drawn faster by ATen: begin again without its dropout.
             stored |= dict.fromkeys(masks, "its mask is read by what is no kernel, and so must be stored")
         merged: list[Decision] = []
-        cast = cast_together(fused, merged.append)
+        cast = cast_together(fused, merged.append) | cast_by_matmuls(fused, merged.append)
         for decision in (*(one for one in told if one.value not in cast), *merged):
             decide(decision)
         return fused

@@ -1,4 +1,6 @@
-"""Casts of parameters: under autocast each weight is cast by itself where it is used; here one launch casts all.
+"""Casts that autocast makes and no kernel holds: those of parameters by one launch, those of gradients by their matmul.
+
+Under autocast each weight is cast by itself where it is used; here one launch casts all.
 
     w1 = aten._to_copy.default(weight_1, dtype=bf16)          casts = each_to_copy_3c1a90([weight_1, weight_2, …])
     … mm(x, w1) …                                             w1, w2, … = casts[0]
@@ -13,6 +15,15 @@ On a GPU alone, for casts that no other kernel holds.
 The update's kernel could write the casts of the next step, at a third of the bytes that this one moves. But a step would have
 to know that nobody wrote to the weights in between, and neither `weight.data.clamp_(…)` nor a kernel, ours among them, counts
 up the `_version` of a parameter.
+
+A weight's gradient comes from a matmul of 16 bits, and its cast to float32 alone reads it. Tensor cores sum in float32, so
+that the matmul can hand over what it has:
+
+    mm = aten.mm.default(dy, x)                               mm = aten.mm.dtype(dy, x, torch.float32)
+    grad = aten._to_copy.default(mm, dtype=f32)               … grad …
+
+That is a launch and the bytes of the cast less, and a gradient that was rounded once less. On a GPU alone: torch has the
+operator on no CPU. A matmul over unaligned rows stays, whose cast is not what takes its time.
 """
 
 from __future__ import annotations
@@ -23,15 +34,17 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from tracefuse.optimizers.costs.alignment import unaligned
 from tracefuse.optimizers.facts import devices, is_dense
 from tracefuse.optimizers.kernels.lists import Piece, list_kernel
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE
-from tracefuse.optimizers.ops import aten, grouped
+from tracefuse.optimizers.ops import aten, grouped, is_view
 from tracefuse.optimizers.passes import Decide, Decision
 from tracefuse.optimizers.rewrite import views_of
 from tracefuse.optimizers.trace import (
     SHORT_DTYPE,
     Trace,
+    call,
     human_bytes,
     is_read_late,
     nbytes,
@@ -41,6 +54,7 @@ from tracefuse.optimizers.trace import (
     val,
 )
 
+_OF_CASTS = {"dtype", "layout", "device", "memory_format"}
 AHEAD = 16 << 20
 """Bytes of casts that no backward reads and that may be made with the first of them."""
 
@@ -84,11 +98,11 @@ def _put_together(graph: fx.Graph, casts: Sequence[fx.Node]) -> Decision:
     piece = Piece((first,), (first.args[0],), (first,))  # type: ignore[arg-type]
     kernel = list_kernel(piece, (False,), (None,), {first.args[0]: "param"})  # type: ignore[dict-item]
     with graph.inserting_before(first):
-        call = graph.create_node("call_function", kernel, (parameters,), {}, "casts")
-        call.meta = {"val": ([val(cast) for cast in casts],), "phase": phase(first)}
-        set_origin(call, origin(first))
-        listed = graph.create_node("call_function", operator.getitem, (call, 0))
-        listed.meta = {"val": val(call)[0], "phase": phase(first)}
+        made = graph.create_node("call_function", kernel, (parameters,), {}, "casts")
+        made.meta = {"val": ([val(cast) for cast in casts],), "phase": phase(first)}
+        set_origin(made, origin(first))
+        listed = graph.create_node("call_function", operator.getitem, (made, 0))
+        listed.meta = {"val": val(made)[0], "phase": phase(first)}
         parts = [graph.create_node("call_function", operator.getitem, (listed, at)) for at in range(len(casts))]
     for cast, part in zip(casts, parts, strict=True):
         part.meta = dict(cast.meta)
@@ -98,4 +112,53 @@ def _put_together(graph: fx.Graph, casts: Sequence[fx.Node]) -> Decision:
     moved = sum(nbytes(one) for one in (*casts, *parameters))  # type: ignore[misc]
     dtype = SHORT_DTYPE[val(first).dtype]
     said = f"{len(casts)} parameters are cast to {dtype} in one launch of {kernel.name}; it moves {human_bytes(moved)}"
-    return Decision(call.name, "merge", said, moved)
+    return Decision(made.name, "merge", said, moved)
+
+
+def cast_by_matmuls(trace: Trace, decide: Decide) -> set[str]:
+    """Let each matmul of 16 bits that a cast to float32 alone reads yield float32 itself; the names of the casts. Edits the
+    graph of `trace`. Each is told to `decide`."""
+    done = set()
+    for cast in trace.ops:
+        path = _from_matmul(cast)
+        if path:
+            matmul, rounded = path[0], nbytes(path[0])
+            said = (
+                f"{matmul.name} yields float32 itself, as it sums in it; no {SHORT_DTYPE[val(matmul).dtype]} is stored"
+            )
+            decide(Decision(cast.name, "fuse", said, 2 * rounded))
+            done.add(cast.name)
+            _yield_float32(trace.graph, path, cast)
+    return done
+
+
+def _from_matmul(cast: fx.Node) -> list[fx.Node]:
+    """The matmul of 16 bits on a GPU, and the views behind it, that this cast to float32 alone reads; [] where there is none
+    in its half of the program, and where the cast would lie otherwise."""
+    is_cast = cast.target is aten._to_copy.default and cast.kwargs.keys() <= _OF_CASTS
+    if not is_cast or val(cast).dtype is not torch.float32:
+        return []
+    path: list[fx.Node] = [cast.args[0]]  # type: ignore[list-item]
+    while path[0].op == "call_function" and is_view(path[0]) and len(path[0].users) == 1:
+        path.insert(0, path[0].args[0])  # type: ignore[arg-type]
+    matmul, made = path[0], val(path[-1])
+    if matmul.target is not aten.mm.default or any(len(one.users) > 1 or phase(one) != phase(cast) for one in path):
+        return []
+    is_rounded = made.dtype is val(matmul).dtype and made.dtype in (torch.bfloat16, torch.float16)
+    is_as_it_lies = made.is_cuda and (made.device, made.stride()) == (val(cast).device, val(cast).stride())
+    return path if is_rounded and is_as_it_lies and unaligned(matmul) is None else []
+
+
+def _yield_float32(graph: fx.Graph, path: Sequence[fx.Node], cast: fx.Node) -> None:
+    """Compute what the `path` from a matmul to its cast does in float32 from the first."""
+    matmul, *views = path
+    with graph.inserting_before(matmul):
+        made = [call(matmul, aten.mm.dtype, *matmul.args, torch.float32)]
+    for view in views:
+        with graph.inserting_before(view):
+            made.append(call(view, view.target, made[-1], *view.args[1:], **view.kwargs))  # type: ignore[arg-type]
+    cast.replace_all_uses_with(made[-1])
+    for old in (cast, *reversed(path)):
+        graph.erase_node(old)
+    for new, name in zip(made, [*(one.name for one in path[:-1]), cast.name], strict=True):
+        new.name = name

@@ -108,6 +108,19 @@ def test_the_text_calls_the_operator(target, args, kwargs) -> None:
         assert torch.equal(mine, theirs)
 
 
+def test_a_matmul_into_float32_is_torchs_own() -> None:
+    """Without numbers, as torch has the operator on no CPU."""
+    graph = fx.Graph()
+    left, right = graph.placeholder("left"), graph.placeholder("right")
+    node = graph.call_function(aten.mm.dtype, (left, right, torch.float32))
+    names = {"torch": torch, "left": torch.empty(3, 4, dtype=torch.bfloat16, device="meta")}
+    names["right"] = names["left"].t()
+    with Called() as called:
+        exec(spelled(node), names)
+    assert called.targets == [aten.mm.dtype]
+    assert (names[node.name].shape, names[node.name].dtype) == ((3, 3), torch.float32)
+
+
 def test_what_is_returned_is_counted_anew() -> None:
     """A result that is a view may not be written in place where autograd goes through what was called."""
     graph = fx.Graph()
@@ -120,7 +133,8 @@ def test_what_is_returned_is_counted_anew() -> None:
 
 
 def test_every_row_is_tried() -> None:
-    assert {*METHODS, *SPREAD, *FUNCTIONS} <= {one.values[0] for one in CASES}  # type: ignore[attr-defined]
+    tried = {one.values[0] for one in CASES} | {aten.mm.dtype}  # type: ignore[attr-defined]
+    assert {*METHODS, *SPREAD, *FUNCTIONS} <= tried
 
 
 def test_the_text() -> None:

@@ -6,6 +6,8 @@ The numbers are checked in the process that `test_triton.test_numbers_under_the_
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -77,13 +79,12 @@ def test_all_weights_and_biases_are_cast_by_one_launch() -> None:
 def test_what_the_backward_reads_is_what_it_read() -> None:
     trace = on_cuda(captured().trace)
     after, _ = fused(trace)
-    wanted = [
-        [a.name for a in n.all_input_nodes] for n in trace.ops if phase(n) == "backward" and n.target is aten.mm.default
-    ]
-    found = [
-        [a.name for a in n.all_input_nodes] for n in after.ops if phase(n) == "backward" and n.target is aten.mm.default
-    ]
-    assert found == wanted
+
+    def read(trace: Trace) -> list[list[str]]:
+        matmuls = [n for n in trace.ops if n.target in (aten.mm.default, aten.mm.dtype) and phase(n) == "backward"]
+        return [[operand.name for operand in node.all_input_nodes] for node in matmuls]
+
+    assert read(after) == read(trace)
 
 
 def test_on_a_cpu_they_stay() -> None:
@@ -129,6 +130,99 @@ def test_types_are_cast_apart() -> None:
 def kernel_that_casts() -> ListKernel:
     (call,) = calls(fused(on_cuda(captured().trace))[0])
     return call.target  # type: ignore[return-value]
+
+
+# --- by matmuls -------------------------------------------------------------------------------------------------------
+
+
+def into_float32(trace: Trace) -> list[fx.Node]:
+    return [node for node in trace.ops if node.target is aten.mm.dtype]
+
+
+@pytest.mark.parametrize("dtype", [bf16, torch.float16])
+@pytest.mark.parametrize("simplified", [False, True])
+def test_a_weights_gradient_comes_in_float32_from_its_matmul(dtype: torch.dtype, simplified: bool) -> None:
+    """Of a weight that lies transposed, too."""
+    net, x = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), torch.randn(16, 8)
+    net[0].weight = nn.Parameter(torch.randn(8, 16).t())
+    with tracefuse.capture() as c:
+        with torch.autocast("cpu", dtype):
+            loss = net(x).float().square().mean()
+        loss.backward()
+    trace = on_cuda(c.optimize(simplify=simplified, fuse=False, remat=None).trace)
+    after, decisions = fused(trace)
+    before = {out.of: val(node) for out, node in trace.output_pairs if out.kind == "gradient"}
+    made = {out.of: node for out, node in after.output_pairs if out.kind == "gradient"}
+    weights = [name for name in made if name.endswith("weight")]
+    assert len(into_float32(after)) == len(weights) == 2
+    for name in weights:
+        assert (val(made[name]).dtype, val(made[name]).stride()) == (f32, before[name].stride())
+        assert made[name].name == f"grad_{name}"
+        assert any(one.value == made[name].name and "yields float32 itself" in one.reason for one in decisions)
+    wide = [node for node in after.ops if node.target is aten.mm.default]
+    assert {val(node).dtype for node in wide} <= {dtype}
+
+
+def layer(rows: int = 16, columns: int = 8) -> Callable[[Callable[[Tensor, Tensor], Tensor]], Trace]:
+    """A trace, on a GPU, of what is computed of two matrices of bf16."""
+
+    def traced(compute: Callable[[Tensor, Tensor], Tensor]) -> Trace:
+        x, y = torch.randn(rows, 8, dtype=bf16), torch.randn(8, columns, dtype=bf16)
+        return on_cuda(tracefuse.capture(lambda: compute(x, y)).trace)
+
+    return traced
+
+
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        ("read by another op", lambda x, y: ((z := x @ y).float(), z.relu())),
+        ("returned as it is", lambda x, y: ((z := x @ y).float(), z)),
+        ("cast to another type", lambda x, y: (x @ y).double()),
+        ("cast with a bias", lambda x, y: torch.addmm(y[0], x, y).float()),
+        ("laid out anew", lambda x, y: (x @ y).t().to(f32, memory_format=torch.contiguous_format)),
+        ("of float32", lambda x, y: (x.float() @ y.float()).to(f32, copy=True)),
+    ],
+)
+def test_a_matmul_stays_whose_result_is(name: str, compute: Callable[[Tensor, Tensor], Any]) -> None:
+    del name
+    assert not into_float32(fused(layer()(compute))[0])
+
+
+def test_a_cast_that_a_kernel_holds_stays_in_it() -> None:
+    assert not into_float32(fused(layer()(lambda x, y: (x @ y).float().exp() + 1))[0])
+
+
+def test_a_matmul_over_unaligned_rows_stays() -> None:
+    assert not into_float32(fused(layer(columns=7)(lambda x, y: (x @ y).float()))[0])
+    assert into_float32(fused(layer(columns=8)(lambda x, y: (x @ y).float()))[0])
+
+
+def test_on_a_cpu_a_matmul_stays() -> None:
+    x, y = torch.randn(16, 8, dtype=bf16), torch.randn(8, 8, dtype=bf16)
+    with tracefuse.capture() as c:
+        (x @ y).float()
+    assert not into_float32(fused(c.trace)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [bf16, torch.float16])
+def test_on_a_gpu_its_gradient_is_nearer_than_eagers(dtype: torch.dtype) -> None:
+    """Both from float64 of the same rounded factors."""
+    for rows, inner, columns in ((64, 32, 48), (1000, 136, 264), (4096, 768, 2304)):
+        torch.manual_seed(rows)
+        net = nn.Linear(inner, columns, bias=False, device="cuda")
+        x, g = (torch.randn(rows, n, device="cuda") for n in (inner, columns))
+        exact = g.to(dtype).double().t() @ x.to(dtype).double()
+        off = []
+        for run in (torch.compile(net, backend="tracefuse"), net):
+            net.weight.grad = None
+            with torch.autocast("cuda", dtype):
+                y = run(x)
+            y.backward(g.to(dtype))
+            assert net.weight.grad.dtype is f32
+            off.append((net.weight.grad.double() - exact).abs().max().item())
+        assert off[0] < off[1] / 4
 
 
 @interpreted
