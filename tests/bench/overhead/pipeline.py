@@ -5,9 +5,9 @@
     python tests/bench/overhead/pipeline.py --part goals                    GPTs of 12 and 48 layers, an LSTM of 400 steps
 
 A family is a program with a size: an LSTM by hand, unrolled, that writes each step's state into one tensor and its gates in
-place, and a GPT of so many layers. Sizes are chosen so that the trace has about the ops asked for. Every stage is timed by
-the processor time that this process took, which other programs on the machine disturb less than the time that passed; no
-kernel is compiled. `assembly` is what follows the recording until the captured trace is there, `verify` the checks after all
+place, and a GPT of so many layers. Sizes are chosen so that the trace has about the ops asked for, views included, as they were
+recorded. Every stage is timed by the processor time that this process took, which other programs on the machine disturb less
+than the time that passed; no kernel is compiled. `assembly` is what follows the recording until the captured trace is there, `verify` the checks after all
 passes together, `lowering` the Triton forms of all kernels that differ, which `fuse` has already paid once, and `payload`
 what the view shows. The growth of a stage is its time an op at the largest size over that at the smallest: 1 is linear.
 
@@ -126,8 +126,8 @@ FAMILIES = {"LSTM": lstm, "GPT": gpt}
 
 
 def size_for(family: str, ops: int) -> int:
-    """The size at which the trace has about so many ops, which are linear in it."""
-    few, more = (tracefuse.capture(FAMILIES[family](size)).trace.op_count for size in (2, 4))
+    """The size at which the trace has about so many ops, views among them, which are linear in it."""
+    few, more = (len(tracefuse.capture(FAMILIES[family](size)).trace.ops) for size in (2, 4))
     slope = (more - few) / 2
     return max(2, round(2 + (ops - few) / slope))
 
@@ -149,7 +149,7 @@ def measured(family: str, size: int) -> dict[str, Any]:
     by_pass = {record.name: record.seconds for record in records}
     seconds["passes"] = sum(by_pass.values()) + seconds["verify"]
     seconds["all"] = seconds["assembly"] + seconds["passes"]
-    counts = {"ops": trace.op_count, "ops_after": after.op_count, "kernels": len(differ), "launches": len(kernels)}
+    counts = {"ops": len(trace.ops), "ops_after": len(after.ops), "kernels": len(differ), "launches": len(kernels)}
     return {"family": family, "size": size, **counts, "stages_s": seconds | by_pass}
 
 
