@@ -52,13 +52,17 @@ def sentence_record(
     as_graph: str = "",
 ) -> dict[str, Any]:
     """`slow` is what is told to be slow, by launches of a step that waits for these. `said` are the sentences, the first of
-    which leads, and `head` those before the levers; where all that is left `is_small`, none of it is the answer. `actions` are
-    the findings that lead, each with what it is worth and the passes that pull it already: the one that passes gain more by
-    than what is left of the first one, then what is left, in the order of `findings`, with a CUDA graph behind the first where
-    the step waits for launches, or before it where all is small, then what else passes mend; `as_graph` is the code for it, ""
-    where there is none. Where it `is_blocked`, the step is neither compiled nor measured; where it `is_pinned`, the step
-    before is that of the pinned configuration. Where the passes make the step longer, that of `switches` leads that spares
-    most of it, unless what is left of the first finding is worth more."""
+    which leads, and `head` those before the levers; where all that is left `is_small`, none of it is the answer.
+
+    `actions` are the findings that lead, each with what it is worth and the passes that pull it already: the one that passes
+    gain more by than what is left of the first one, then what is left, in the order of `findings`, then what else passes mend.
+    Where the step waits for launches a CUDA graph stands behind the first of them, or before it where all is small, and the
+    last is what comes next and is not small to launches or to kernels, two as one; `as_graph` is the graph's code, "" where
+    there is none. Where the passes make the step longer, that of `switches` leads that spares most of it, unless what is left
+    of the first finding is worth more.
+
+    Where it `is_blocked`, the step is neither compiled nor measured; where it `is_pinned`, the step before is that of the
+    pinned configuration."""
     left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
     is_bound = clock.launches is not None
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
@@ -89,14 +93,18 @@ def sentence_record(
     first = [] if switch is None else [_switched(switch, clock)]
     if first:
         lever = f"First {first[0]['title']}: {first[0]['worth']}."
+    most = MOST_ACTIONS - is_small
+    shown = [*first, *(done if pulled else []), *actions, *(done if not pulled else [])][:most]
+    if is_bound:
+        led, late = [*first, *actions][: most - 1], [*first, *actions][most - 1 :]
+        big = [one for one in late if any(one["key"] == of["key"] and _is_told_late(of) for of in rest)]
+        shown = [*led, _joined(big[:2])] if big else shown
     return {
         "said": " ".join([*_with_remedy(head, is_bound and not is_blocked), lever]),
         "lead": head[0].partition(";")[0],
         "head": " ".join(head),
         "is_small": is_small,
-        "actions": [*first, *(done if pulled else []), *actions, *(done if not pulled else [])][
-            : MOST_ACTIONS - is_small
-        ],
+        "actions": shown,
     }
 
 
@@ -129,6 +137,20 @@ def _graphed(clock: Clock, code: str, is_on_gpu: bool) -> list[dict[str, Any]]:
     instead = told | {"source": "", "fix": fix, "code": code, "changes": None, "is_mended": False}
     worth = f"spares up to {time_text(takes - runs)} of {time_text(takes)}"
     return [told | {"worth": worth, "kind": "modelled", "by": [], "instead": instead}]
+
+
+def _is_told_late(finding: Mapping[str, Any]) -> bool:
+    """Whether a finding that others lead is worth its place on the first screen of a step that waits for launches: by those
+    that it spares, or by the time of its kernels, which a CUDA graph leaves."""
+    return not _is_small(finding, is_bound=True) or _share_left(finding) >= MEDIUM
+
+
+def _joined(actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Actions as one, which has the key of the first of them."""
+    if len(actions) == 1:
+        return actions[0]
+    title = "; ".join(one["title"].partition(": ")[0] for one in actions)
+    return actions[0] | {"title": title, "worth": "", "kind": ""}
 
 
 def _with_remedy(head: list[str], is_told: bool) -> list[str]:
@@ -171,7 +193,8 @@ def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], 
         whole = round(finding["launches_of"])
         worth = f"spares up to {_spared(count, whole, clock)}{count:,} of {whole:,} launch{'es' * (whole > 1)}"
         return action | {"title": action["title"].partition(": ")[0], "worth": worth, "kind": "modelled"}
-    return action | {"worth": f"minor: {action['worth'].partition(', ')[0]} of kernels, no launch"}
+    minor = "" if _share_left(finding) >= MEDIUM else "minor: "
+    return action | {"worth": f"{minor}{action['worth'].partition(', ')[0]} of kernels, no launch"}
 
 
 def _spared(count: int, whole: int, clock: Clock) -> str:

@@ -405,6 +405,37 @@ def test_a_cuda_graph_comes_behind_the_first_finding_and_before_small_ones() -> 
     assert of(is_on_gpu=False)["actions"][0]["title"].startswith("on a GPU, ")
 
 
+def test_behind_the_first_two_stands_what_is_large_to_launches_or_kernels_as_one() -> None:
+    """A small GPT's head that is not aligned spares no launch, and is told beside an attention that does."""
+    bound = replace(clock("modelled for"), each=(dict.fromkeys(range(1200), 1.0), dict.fromkeys(range(900), 1.0)))
+
+    def of(key: str, launches: float, share: float, **more: Any) -> dict[str, Any]:
+        told = f"{share:.2g} ms of 1 ms a step, {share:.0%} (modelled)".replace("%", " %")
+        return finding(key, told, share, launches=launches, launches_of=900.0, kind="modelled", **more)
+
+    def shown(*found: dict[str, Any]) -> list[tuple[str, str]]:
+        actions = sentence_record(bound, [], None, found, True, {}, as_graph="c.compile(cuda_graph=True)")["actions"]
+        return [(one["title"], one["worth"]) for one in actions]
+
+    pulled = of("ops alone", 600.0, 0.5, is_mended=True, mended_by=["fuse"])
+    casts, attention, head, trifle = (
+        of("casts", 300, 0.1),
+        of("attention", 100, 0.02),
+        of("head", 0, 0.2),
+        of("a", 9, 0.02),
+    )
+    assert shown(pulled, casts, trifle)[0][0] == "ops alone"
+    both = shown(pulled, casts, attention, trifle, head)
+    assert [title for title, _ in both] == [
+        "casts",
+        "launch it all at once: compile(cuda_graph=True)",
+        "attention; head",
+    ]
+    assert both[2][1] == ""
+    alone = shown(pulled, casts, trifle, head)
+    assert alone[2] == ("head", "0.2 ms of kernels, no launch")
+
+
 def test_the_code_for_a_cuda_graph_is_that_of_the_configuration() -> None:
     (graph,) = [
         one for one in payload(tiny_ops(200, 8), name="kept")["sentence"]["actions"] if one["key"] == "cuda graph"
