@@ -96,9 +96,11 @@ def attention_in_float32(case: Case) -> Iterator[Finding]:
         single = [n for n in group.gone if val(n) is not None and _is_float32(n)]
         if group.ones[0].is_math_backend or half is None or not single:
             continue
+        products, softmaxes = [n for n in single if work(n) == "matmul"], {one.softmax for one in group.ones}
+        if not products and softmaxes.isdisjoint(single):
+            continue  # a mask of float32 alone
         if not (casts or _is_most_half(case.trace, group.gone)):
             continue
-        products = [n for n in single if work(n) == "matmul"]
         rates = roofline_of(case.trace)
         faster = 1 - min(1.0, rates.flops_rate(torch.float32) / rates.flops_rate(half))
         between = [n for n in single if n not in products and n not in casts]

@@ -915,7 +915,10 @@ class Attends(nn.Module):
         if self.how == "products":
             scores = q.float() @ k.float().mT * 0.125
             return self.out(torch.softmax(scores, -1).to(v.dtype) @ v)
-        return self.out(torch.softmax(q @ k.mT * 0.125, -1) @ v)
+        scores = q @ k.mT * 0.125
+        if self.how == "a mask alone":
+            scores = scores.masked_fill(torch.ones(x.shape[1], x.shape[1]).tril() == 0, -math.inf)
+        return self.out(torch.softmax(scores, -1) @ v)
 
 
 def float32_findings(how: str) -> list[Finding]:
@@ -940,8 +943,9 @@ def test_attention_in_float32_is_named_with_a_fix_that_runs(how: str) -> None:
     torch.testing.assert_close(same, model(x), rtol=0.02, atol=0.01)
 
 
-def test_attention_of_half_precision_is_not_in_float32() -> None:
-    assert not float32_findings("not at all")
+@pytest.mark.parametrize("how", ["not at all", "a mask alone"])
+def test_attention_of_half_precision_is_not_in_float32(how: str) -> None:
+    assert not float32_findings(how)
 
 
 def test_attention_left_out_of_autocast_is_in_float32() -> None:
