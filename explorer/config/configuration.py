@@ -16,6 +16,7 @@ from tracefuse.config.names import DEFAULT_LOGITS_MEMORY, DEFAULT_WEIGHT, OFF_BY
 from tracefuse.config.pass_options import Bytes, PassOption, Size, Weight, options_of, read, read_all
 from tracefuse.config.registry import Own, in_order, is_instance, registered, renewed
 from tracefuse.device.dropout import fuse_options
+from tracefuse.device.environment import matmuls_cast
 from tracefuse.device.packed_attention import cat_options
 from tracefuse.errors import OptionError
 from tracefuse.optimizers.cat import Cat
@@ -41,8 +42,8 @@ REMAT_ALONE = "without fuse, what it recomputes runs as ops of its own: it saves
 @dataclass(frozen=True)
 class Machine:
     """The passes that depend on the machine, as it lets them work: what its GPU packs of attention, how it draws dropout,
-    which kernels were timed on it, whether its tensor cores multiply float32; and the figures that `remat` and
-    `linear_cross_entropy` price by."""
+    which kernels were timed on it, whether its matmuls yield float32 and its tensor cores multiply it; and the figures that
+    `remat` and `linear_cross_entropy` price by."""
 
     cat: Cat
     fuse: Fuse
@@ -61,7 +62,8 @@ class Machine:
         """This one, as far as its GPU is in use yet, for a program that has its float32 matmuls on tensor cores or not, and
         whose `convolutions` run as those fields of `ChannelsLast` say."""
         last = ChannelsLast(**(convolutions or {}), peaks=peaks)
-        return cls(Cat(**cat_options()), Fuse(**fuse_options()), Pad(tf32, peaks), last, peaks)
+        fuse = Fuse(**fuse_options(), matmuls_cast=matmuls_cast())
+        return cls(Cat(**cat_options()), fuse, Pad(tf32, peaks), last, peaks)
 
     def knowing(self, timed: tuple[TimedKernel, ...]) -> Machine:
         """The same machine, of which those times are known too."""

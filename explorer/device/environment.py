@@ -64,3 +64,11 @@ def machine() -> str:
     installed = [name for name in ("triton", "tracefuse") if find_spec(name)]
     versions = [f"torch {torch.__version__}", *(f"{name} {version(name)}" for name in installed)]
     return ", ".join([device, *versions, f"Python {platform.python_version()}", f"{datetime.now(UTC):%Y-%m-%d}"])
+
+
+def matmuls_cast() -> bool:
+    """Whether matmuls of bfloat16 can yield float32 on the GPU that is in use; False where none is yet.
+
+    `aten.mm.dtype` refuses GPUs older than 8.0, and some of AMD's libraries; seen on torch 2.11 and 2.13.
+    """
+    return torch.cuda.is_initialized() and torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 0)

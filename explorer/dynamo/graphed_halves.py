@@ -32,6 +32,7 @@ from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.sharing import memory_like
 from tracefuse.optimizers.overlap.issued import issues_collectives
 from tracefuse.optimizers.trace import fake_mode, val
+from tracefuse.recording.calls import is_in_engine
 from tracefuse.recording.frames import tell_user
 
 IDLE = 4
@@ -49,6 +50,10 @@ class _Place:
     @property
     def is_awaited(self) -> bool:
         return self._ticket is not None and not self._ticket[0].expired()
+
+    def begin(self, graphs: Graphs | None) -> None:
+        """Replay these from now on: what a plain run kept is not theirs."""
+        self.graphs, self._ticket = graphs, None
 
     def lend(self, ticket: torch.Tensor) -> None:
         self._ticket = StorageWeakRef(ticket.untyped_storage()), ticket.data_ptr()
@@ -122,22 +127,20 @@ class GraphedHalves(Halves):
             return None
 
     def _free_place(self, inputs: list[Any]) -> _Place | None:
-        """Where these weights lie, with graphs if they lay there before; None while its memory is waited for, and for a plain
-        run from now on."""
+        """Where these weights lie, with graphs if they lay there before; None for a plain run: while what its graphs kept is
+        waited for, in a backward that computes again what nothing was recorded for yet, and where none are made any more."""
         if self._is_plain or torch.cuda.is_current_stream_capturing():
             return None
         key = tuple(inputs[at].data_ptr() for at in self._in_place)
         place = self._places.get(key)
         if place is None:
             return self._met(key)
-        if place.is_awaited:
-            if place.graphs is not None:
-                self._warn(
-                    "a forward runs before the backward of the one before it, which still needs what the graph kept"
-                )
+        if place.graphs is None:  # what a plain run kept is no graph's, and may be waited for
+            if not is_in_engine():
+                place.begin(self._recorded(inputs))
+        elif place.is_awaited:
+            self._warn("a forward runs before the backward of the one before it, which still needs what the graph kept")
             return None
-        if place.graphs is None:
-            place.graphs = self._recorded(inputs)
         return place if place.graphs is not None else None
 
     def _met(self, key: tuple[int, ...]) -> _Place | None:

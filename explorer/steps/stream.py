@@ -93,7 +93,7 @@ def noted_call(call: Call, outside: Mapping[Value, torch.Tensor] | None = None) 
 
 
 def numbers_in(made: torch.Tensor) -> Any:
-    """The number of a tensor, or the list of all; None of a larger one. Making one on a GPU has waited for that anyway."""
+    """The number of a tensor, or the list of all; None of a larger one. To read one on a GPU waits for it."""
     is_read = type(made) is torch.Tensor and made.device.type in ("cpu", "cuda") and made.numel() <= MOST_NUMBERS
     if not is_read or made.layout is not torch.strided:
         return None

@@ -49,13 +49,15 @@ class Fuse:
     """The pass.
 
     `dropout_threads` is how many threads ATen's dropout runs at once on the GPU of the trace, so that kernels draw the same
-    masks; 0 leaves dropout to ATen, for the reason `dropout_refusal`. `timed` are the kernels that were timed on that GPU
+    masks; 0 leaves dropout to ATen, for the reason `dropout_refusal`. With `matmuls_cast` that GPU's matmuls of bfloat16 can
+    yield float32. `timed` are the kernels that were timed on that GPU
     beside what they stand for: those that lost are cut in two, or left to ATen.
     """
 
     name: ClassVar[str] = "fuse"
     dropout_threads: int = 0
     dropout_refusal: str = "it draws random numbers, and how ATen draws them on that GPU was not asked"
+    matmuls_cast: bool = False
     timed: tuple[TimedKernel, ...] = ()
 
     def run(self, trace: Trace, decide: Decide) -> Trace:
@@ -68,7 +70,9 @@ class Fuse:
             # A mask that is stored after all is drawn faster by ATen: begin again without its dropout.
             stored |= dict.fromkeys(masks, "its mask is read by what is no kernel, and so must be stored")
         merged: list[Decision] = []
-        cast = cast_together(fused, merged.append) | cast_by_matmuls(fused, merged.append)
+        cast = cast_together(fused, merged.append)
+        if self.matmuls_cast:
+            cast |= cast_by_matmuls(fused, merged.append)
         for decision in (*(one for one in told if one.value not in cast), *merged):
             decide(decision)
         return fused

@@ -16,14 +16,15 @@ The update's kernel could write the casts of the next step, at a third of the by
 to know that nobody wrote to the weights in between, and neither `weight.data.clamp_(…)` nor a kernel, ours among them, counts
 up the `_version` of a parameter.
 
-A weight's gradient comes from a matmul of 16 bits, and its cast to float32 alone reads it. Tensor cores sum in float32, so
+A weight's gradient comes from a matmul of bfloat16, and its cast to float32 alone reads it. Tensor cores sum in float32, so
 that the matmul can hand over what it has:
 
     mm = aten.mm.default(dy, x)                               mm = aten.mm.dtype(dy, x, torch.float32)
     grad = aten._to_copy.default(mm, dtype=f32)               … grad …
 
 That is a launch and the bytes of the cast less, and a gradient that was rounded once less. On a GPU alone: torch has the
-operator on no CPU. A matmul over unaligned rows stays, whose cast is not what takes its time.
+operator on no CPU. A matmul over unaligned rows stays, whose cast is not what takes its time, and so does one of float16,
+which torch may be told to sum in float16.
 """
 
 from __future__ import annotations
@@ -116,37 +117,35 @@ def _put_together(graph: fx.Graph, casts: Sequence[fx.Node]) -> Decision:
 
 
 def cast_by_matmuls(trace: Trace, decide: Decide) -> set[str]:
-    """Let each matmul of 16 bits that a cast to float32 alone reads yield float32 itself; the names of the casts. Edits the
-    graph of `trace`. Each is told to `decide`."""
-    done = set()
+    """Let each matmul of bfloat16 that a cast to float32 alone reads yield float32 itself; the names of what is gone, or is
+    another value now. Edits the graph of `trace`. Each is told to `decide`."""
+    done = set[str]()
     for cast in trace.ops:
         path = _from_matmul(cast)
         if path:
-            matmul, rounded = path[0], nbytes(path[0])
-            said = (
-                f"{matmul.name} yields float32 itself, as it sums in it; no {SHORT_DTYPE[val(matmul).dtype]} is stored"
-            )
-            decide(Decision(cast.name, "fuse", said, 2 * rounded))
-            done.add(cast.name)
+            said = f"the matmul{f' {path[0].name}' * (len(path) > 1)} yields float32 itself, as it sums in it"
+            decide(Decision(cast.name, "fuse", f"{said}; no bf16 is stored and read", 2 * nbytes(path[0])))
+            done |= {cast.name, path[0].name}
             _yield_float32(trace.graph, path, cast)
     return done
 
 
 def _from_matmul(cast: fx.Node) -> list[fx.Node]:
-    """The matmul of 16 bits on a GPU, and the views behind it, that this cast to float32 alone reads; [] where there is none
-    in its half of the program, and where the cast would lie otherwise."""
+    """The matmul of bfloat16 on a GPU, and the views of all of it, that this cast to float32 alone reads; [] where there is
+    none in its half of the program, and where the cast would lie otherwise."""
     is_cast = cast.target is aten._to_copy.default and cast.kwargs.keys() <= _OF_CASTS
     if not is_cast or val(cast).dtype is not torch.float32:
         return []
     path: list[fx.Node] = [cast.args[0]]  # type: ignore[list-item]
-    while path[0].op == "call_function" and is_view(path[0]) and len(path[0].users) == 1:
+    while path[0].op == "call_function" and is_view(path[0]):
         path.insert(0, path[0].args[0])  # type: ignore[arg-type]
-    matmul, made = path[0], val(path[-1])
-    if matmul.target is not aten.mm.default or any(len(one.users) > 1 or phase(one) != phase(cast) for one in path):
+    if path[0].target is not aten.mm.default or unaligned(path[0]) is not None:
         return []
-    is_rounded = made.dtype is val(matmul).dtype and made.dtype in (torch.bfloat16, torch.float16)
+    matmul, made = val(path[0]), val(path[-1])
+    is_alone = all(len(one.users) == 1 and phase(one) == phase(cast) for one in path)
+    is_whole = all(val(one).dtype is torch.bfloat16 and val(one).numel() == matmul.numel() for one in path)
     is_as_it_lies = made.is_cuda and (made.device, made.stride()) == (val(cast).device, val(cast).stride())
-    return path if is_rounded and is_as_it_lies and unaligned(matmul) is None else []
+    return path if is_alone and is_whole and is_as_it_lies else []
 
 
 def _yield_float32(graph: fx.Graph, path: Sequence[fx.Node], cast: fx.Node) -> None:

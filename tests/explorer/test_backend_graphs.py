@@ -202,7 +202,44 @@ def test_forwards_before_a_backward_run_plainly(device: str, recorded: Recorded)
             for at in order:
                 losses[at].backward()
         same(model, eager)
-    assert recorded.replays() == 4
+    assert recorded.replays() == 6
+
+
+def test_a_first_result_that_is_kept_hinders_no_graph(device: str, recorded: Recorded) -> None:
+    eager, model, run = pair(device)
+    x = draw(device)
+    firsts = [called(x).square().mean() for called in (eager, run)]
+
+    def steps() -> None:
+        for _ in range(3):
+            y = draw(device)
+            for called in (eager, run):
+                called(y).square().mean().backward()
+
+    quietly(steps)
+    for first in firsts:
+        first.backward()
+    same(model, eager)
+    assert (len(recorded), recorded.replays()) == (1, 6)
+
+
+def test_a_checkpointed_layer_records_in_no_backward(device: str, recorded: Recorded) -> None:
+    """What is computed again is the second forward where its weights lie."""
+    eager, model, _ = pair(
+        device, lambda: nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)))
+    )
+    layers = [torch.compile(layer, backend=backend, mode="reduce-overhead") for layer in model]
+    for step in range(4):
+        x = draw(device).requires_grad_()
+        for called in (eager, layers):
+            y = x
+            for layer in called:
+                y = checkpoint(layer, y, use_reentrant=False)
+            made = len(recorded)
+            y.sum().backward()
+            assert len(recorded) == made, f"step {step}"
+    same(model, eager)
+    assert len(recorded) == 3
 
 
 def test_it_is_said_once_that_a_forward_runs_plainly(device: str, recorded: Recorded) -> None:

@@ -27,9 +27,11 @@ from tracefuse.execution.graphed_program import check_replayable
 from tracefuse.execution.one_step import why_no_verdict
 from tracefuse.findings.kinds import looked_for
 from tracefuse.findings.order import below_text, in_order
+from tracefuse.measure.launches import launches
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import Timing
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.ops import grouped
 from tracefuse.optimizers.remat.saved import REASONS
 from tracefuse.optimizers.trace import val
@@ -251,10 +253,17 @@ def layer_record(layer: Layer) -> dict[str, Any]:
     return {name: value for name, value in vars(layer).items() if name != "count"} | {"backward_kinds": kinds}
 
 
+def kernel_counts(variant: Variant) -> dict[str, int]:
+    """How many Triton kernels there are, and how many launches they are, counted as those of the whole step."""
+    stepped = () if variant.program.update is None else variant.program.update.stepped
+    each = launches(variant.whole, stepped)
+    count = sum(each[node.name] for node in variant.whole.ops if isinstance(node.target, Kernel))
+    return {"unique": len(kernel_calls(variant.whole)), "launches": round(count)}
+
+
 def summary(beside: Variant, variant: Variant, timing: Timing | None = None) -> dict[str, Any]:
     """Operators, bytes kept for the backward, memory, kernels: before the passes, and after; `timing` is of these two."""
     old, new = step_size(beside), step_size(variant)
-    calls = [count for _, count in kernel_calls(variant.whole)]
     inputs = gpu_input_bytes(beside.whole), gpu_input_bytes(variant.whole)
     beside_budget = held_throughout(variant.whole_in_place) - held_throughout(variant.trace)
     return {
@@ -265,7 +274,7 @@ def summary(beside: Variant, variant: Variant, timing: Timing | None = None) -> 
         "least_peak": max(least_peak(variant.trace) + beside_budget, update_peak(variant.whole_in_place)),
         "measured_peak_bytes": measured_peak_bytes(timing, inputs) if timing else None,
         "difference": difference_record(timing) if timing else None,
-        "kernels": {"unique": len(calls), "launches": sum(calls)},
+        "kernels": kernel_counts(variant),
     }
 
 

@@ -5,11 +5,12 @@
     python tests/bench/overhead/pipeline.py --part goals                    GPTs of 12 and 48 layers, an LSTM of 400 steps
 
 A family is a program with a size: an LSTM by hand, unrolled, that writes each step's state into one tensor and its gates in
-place, and a GPT of so many layers. Sizes are chosen so that the trace has about the ops asked for, views included, as they were
-recorded. Every stage is timed by the processor time that this process took, which other programs on the machine disturb less
-than the time that passed; no kernel is compiled. `assembly` is what follows the recording until the captured trace is there, `verify` the checks after all
-passes together, `lowering` the Triton forms of all kernels that differ, which `fuse` has already paid once, and `payload`
-what the view shows. The growth of a stage is its time an op at the largest size over that at the smallest: 1 is linear.
+place, and a GPT of so many layers. Sizes are chosen so that the trace has about the ops asked for, as they were recorded, with
+views. Every stage is timed by the processor time that this process took, which other programs on the machine disturb less
+than the time that passed; no kernel is compiled. `assembly` is what follows the recording until the captured trace is there,
+`verify` the checks after all passes together, `lowering` the Triton forms of all kernels that differ, which `fuse` has already
+paid once, and `payload` what the view shows. The growth of a stage is its time an op at the largest size over that at the
+smallest: 1 is linear.
 
 A click is one switch of a view that has shown all passes, up to its numbers, which the view is sent before the rest. At once:
 the passes that run for it, then its numbers; what a switch before it computed is kept, as in the view. Foreseen: the same

@@ -43,11 +43,11 @@ def captured(layers: int = 3, trains: bool = True) -> tracefuse.Capture:
 def fused(trace: Trace) -> tuple[Trace, list[Decision]]:
     """The pass, whose result is verified and stays as it is when the pass runs again."""
     decisions: list[Decision] = []
-    before = trace.code
-    after = Fuse().run(trace, decisions.append)
+    before, fuse = trace.code, Fuse(matmuls_cast=True)
+    after = fuse.run(trace, decisions.append)
     verify(after)
     assert trace.code == before
-    assert Fuse().run(after, lambda _: None).code == after.code
+    assert fuse.run(after, lambda _: None).code == after.code
     return after, decisions
 
 
@@ -139,14 +139,13 @@ def into_float32(trace: Trace) -> list[fx.Node]:
     return [node for node in trace.ops if node.target is aten.mm.dtype]
 
 
-@pytest.mark.parametrize("dtype", [bf16, torch.float16])
 @pytest.mark.parametrize("simplified", [False, True])
-def test_a_weights_gradient_comes_in_float32_from_its_matmul(dtype: torch.dtype, simplified: bool) -> None:
+def test_a_weights_gradient_comes_in_float32_from_its_matmul(simplified: bool) -> None:
     """Of a weight that lies transposed, too."""
     net, x = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), torch.randn(16, 8)
     net[0].weight = nn.Parameter(torch.randn(8, 16).t())
     with tracefuse.capture() as c:
-        with torch.autocast("cpu", dtype):
+        with torch.autocast("cpu", bf16):
             loss = net(x).float().square().mean()
         loss.backward()
     trace = on_cuda(c.optimize(simplify=simplified, fuse=False, remat=None).trace)
@@ -159,43 +158,73 @@ def test_a_weights_gradient_comes_in_float32_from_its_matmul(dtype: torch.dtype,
         assert (val(made[name]).dtype, val(made[name]).stride()) == (f32, before[name].stride())
         assert made[name].name == f"grad_{name}"
         assert any(one.value == made[name].name and "yields float32 itself" in one.reason for one in decisions)
+    assert {one.value for one in decisions} <= {node.name for node in after.graph.nodes}
     wide = [node for node in after.ops if node.target is aten.mm.default]
-    assert {val(node).dtype for node in wide} <= {dtype}
+    assert {val(node).dtype for node in wide} <= {bf16}
+    assert not into_float32(Fuse().run(trace, lambda _: None))
 
 
-def layer(rows: int = 16, columns: int = 8) -> Callable[[Callable[[Tensor, Tensor], Tensor]], Trace]:
-    """A trace, on a GPU, of what is computed of two matrices of bf16."""
-
-    def traced(compute: Callable[[Tensor, Tensor], Tensor]) -> Trace:
-        x, y = torch.randn(rows, 8, dtype=bf16), torch.randn(8, columns, dtype=bf16)
-        return on_cuda(tracefuse.capture(lambda: compute(x, y)).trace)
-
-    return traced
+def traced(compute: Callable[[Tensor, Tensor], Any], columns: int = 8, dtype: torch.dtype = bf16) -> Trace:
+    """A trace, on a GPU, of what is computed of two matrices."""
+    x, y = torch.randn(16, 8, dtype=dtype), torch.randn(8, columns, dtype=dtype)
+    return on_cuda(tracefuse.capture(lambda: compute(x, y)).trace)
 
 
-@pytest.mark.parametrize(
-    ("name", "compute"),
-    [
-        ("read by another op", lambda x, y: ((z := x @ y).float(), z.relu())),
-        ("returned as it is", lambda x, y: ((z := x @ y).float(), z)),
-        ("cast to another type", lambda x, y: (x @ y).double()),
-        ("cast with a bias", lambda x, y: torch.addmm(y[0], x, y).float()),
-        ("laid out anew", lambda x, y: (x @ y).t().to(f32, memory_format=torch.contiguous_format)),
-        ("of float32", lambda x, y: (x.float() @ y.float()).to(f32, copy=True)),
-    ],
-)
-def test_a_matmul_stays_whose_result_is(name: str, compute: Callable[[Tensor, Tensor], Any]) -> None:
-    del name
-    assert not into_float32(fused(layer()(compute))[0])
+STAYS = {
+    "read by another op": lambda x, y: ((z := x @ y).float(), z.relu()),
+    "viewed for another op": lambda x, y: ((z := (x @ y).t()).float(), z.relu()),
+    "returned as it is": lambda x, y: ((z := x @ y).float(), z),
+    "cast to another type": lambda x, y: (x @ y).double(),
+    "a sum with a bias": lambda x, y: torch.addmm(y[0], x, y).float(),
+    "laid out anew": lambda x, y: (x @ y).t().to(f32, memory_format=torch.contiguous_format),
+    "of float32": lambda x, y: (x.float() @ y.float()).to(f32, copy=True),
+    "cast in a part": lambda x, y: (x @ y)[:8].float(),
+    "selected from": lambda x, y: (x @ y)[-1].float(),
+    "seen as another type": lambda x, y: (x @ y).view(torch.int16).float(),
+    "seen as another type and back": lambda x, y: (x @ y).view(torch.int16).view(bf16).float(),
+    "seen as a type of its size": lambda x, y: (x @ y).view(torch.float16).float(),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_a_matmul_stays_whose_result_is(name: str) -> None:
+    trace = traced(STAYS[name])
+    assert any(node.target in (aten.mm.default, aten.addmm.default) for node in trace.ops)
+    assert not into_float32(fused(trace)[0])
+
+
+def test_a_matmul_of_float16_stays() -> None:
+    """Torch may be told to sum it in float16."""
+    assert not into_float32(fused(traced(lambda x, y: (x @ y).float(), dtype=torch.float16))[0])
+
+
+class CastLate(torch.autograd.Function):
+    """Keeps what a matmul made in bfloat16, and reads it in its backward alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x @ y)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad * ctx.saved_tensors[0].float().clone(), None
+
+
+def test_what_is_kept_in_bfloat16_for_the_backward_stays() -> None:
+    x, y = torch.randn(16, 8, dtype=bf16, requires_grad=True), torch.randn(8, 8, dtype=bf16)
+    with tracefuse.capture() as c:
+        CastLate.apply(x, y).float().sum().backward()
+    assert not into_float32(fused(on_cuda(c.trace))[0])
 
 
 def test_a_cast_that_a_kernel_holds_stays_in_it() -> None:
-    assert not into_float32(fused(layer()(lambda x, y: (x @ y).float().exp() + 1))[0])
+    assert not into_float32(fused(traced(lambda x, y: (x @ y).float().exp() + 1))[0])
 
 
 def test_a_matmul_over_unaligned_rows_stays() -> None:
-    assert not into_float32(fused(layer(columns=7)(lambda x, y: (x @ y).float()))[0])
-    assert into_float32(fused(layer(columns=8)(lambda x, y: (x @ y).float()))[0])
+    assert not into_float32(fused(traced(lambda x, y: (x @ y).float(), columns=7))[0])
+    assert into_float32(fused(traced(lambda x, y: (x @ y).float(), columns=8))[0])
 
 
 def test_on_a_cpu_a_matmul_stays() -> None:
@@ -206,20 +235,19 @@ def test_on_a_cpu_a_matmul_stays() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [bf16, torch.float16])
-def test_on_a_gpu_its_gradient_is_nearer_than_eagers(dtype: torch.dtype) -> None:
+def test_on_a_gpu_its_gradient_is_nearer_than_eagers() -> None:
     """Both from float64 of the same rounded factors."""
     for rows, inner, columns in ((64, 32, 48), (1000, 136, 264), (4096, 768, 2304)):
         torch.manual_seed(rows)
         net = nn.Linear(inner, columns, bias=False, device="cuda")
         x, g = (torch.randn(rows, n, device="cuda") for n in (inner, columns))
-        exact = g.to(dtype).double().t() @ x.to(dtype).double()
+        exact = g.to(bf16).double().t() @ x.to(bf16).double()
         off = []
         for run in (torch.compile(net, backend="tracefuse"), net):
             net.weight.grad = None
-            with torch.autocast("cuda", dtype):
+            with torch.autocast("cuda", bf16):
                 y = run(x)
-            y.backward(g.to(dtype))
+            y.backward(g.to(bf16))
             assert net.weight.grad.dtype is f32
             off.append((net.weight.grad.double() - exact).abs().max().item())
         assert off[0] < off[1] / 4

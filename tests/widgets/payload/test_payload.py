@@ -12,6 +12,7 @@ import numpy as np
 import programs
 import pytest
 import torch
+from torch import nn
 
 import tracefuse
 from tracefuse.config import PASSES, Config
@@ -141,6 +142,21 @@ def test_what_is_alive_at_the_peak_adds_up_to_it(monkeypatch: pytest.MonkeyPatch
         assert sizes == sorted(sizes, reverse=True)
         assert sum(sizes) == found["peak"] == found["live"][found["ops"].index(found["at"])]
         assert shown[half]["alive"] == found["alive"][:16]
+
+
+def test_the_kernels_of_an_update_by_lists_are_no_more_launches_than_the_step_has() -> None:
+    """A CPU makes it tensor by tensor; a GPU would make 12 lists of 40 parameters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with tracefuse.capture_step(n=2) as c:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    shown = payload(c.optimize())
+    assert sum(k["calls"] for k in shown["kernels"]) > 40
+    assert 0 < shown["summary"]["kernels"]["launches"] < shown["clock"]["launches"][1]
 
 
 def test_without_passes_nothing_is_marked() -> None:

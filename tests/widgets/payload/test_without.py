@@ -138,6 +138,25 @@ def test_what_a_switch_shows_is_worked_out_before_it_is_used(shown: Variant, mon
     assert printed
 
 
+def test_the_passes_of_every_switch_run_before_the_payloads_of_any(
+    shown: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A click waits for them longest."""
+    explorer = Explorer(shown)
+    configs = [*foreseen(shown), *reweighed(shown.config)]
+    held, known = explorer.held, list[bool]()
+
+    def noted(variant: Variant) -> dict[str, Any]:
+        if variant is not shown:
+            known.append(all(shown.capture.made(config) is not None for config in configs))
+        return held(variant)
+
+    monkeypatch.setattr(explorer, "held", noted)
+    explorer._foresee(lambda: False)
+    assert known
+    assert all(known)
+
+
 def test_the_input_weights_are_those_that_the_view_offers(shown: Variant) -> None:
     assert [c.remat for c in reweighed(shown.config)] == [1.0, 0.0]
     assert [c.remat for c in reweighed(shown.config.changed(remat=0.25))] == [1.0, 0.5, 0.0]
