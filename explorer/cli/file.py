@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from tracefuse.findings.finding import SEVERITIES, Finding
 from tracefuse.findings.ignored import ignored_text
 from tracefuse.loaded import load
 from tracefuse.measure.peers import check_names
+from tracefuse.measure.timing import UNASKED_S
 from tracefuse.measure.tried import Tried, try_variants
 from tracefuse.variant import NOTHING_TUNED, Variant
 
@@ -32,6 +34,7 @@ _RUNNING = ("try", "measure", "train_all", "step", "budget_s", "cuda_graph", "tu
 _WRITING = ("html", "json", "session")
 
 
+ASK = "--budget SECONDS measures, however long a round takes"
 FOUND = 3
 """The exit status of `--fail-on` where there is a finding of that severity."""
 
@@ -68,7 +71,10 @@ def show_file(arguments: argparse.Namespace, of_script: Sequence[str]) -> int:
     blocked = explorer.payload["blocked"]
     if chosen["measure"] and not is_session and not blocked:
         next_step("measuring the captured trace beside the optimised one")
-        explorer.measure()
+        is_asked = variant.runs_triton or arguments.budget_s is not None
+        explorer.measure(math.inf if is_asked else UNASKED_S)
+        if explorer.gave_up:
+            _tell([f"not measured: that takes longer than {UNASKED_S:.0f} s here; {ASK}"])
     failed = explorer.status["error"]
     print(explorer, flush=True)
     if blocked and not is_session:

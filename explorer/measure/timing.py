@@ -32,6 +32,8 @@ VISIBLE = 0.05
 UNSEEN = "no difference seen"
 MOST_STEPS = 9999
 """Of rounding, that are told apart."""
+UNASKED_S = 30.0
+"""The most seconds that times of a CPU take that nobody asked for: they are no verdict."""
 DIFFERENCES = ("outputs", "max |Δ| results", "gradients", "new values")
 RATIO_TITLE = "ratio [99 % interval], below 1 is faster"
 

@@ -32,6 +32,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.device.target import target
 from tracefuse.errors import OptionError
 from tracefuse.measure.peers import check_names
+from tracefuse.measure.timing import UNASKED_S
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.recorded import RecordedCapture
 from tracefuse.recording.frames import hide_frames
@@ -40,7 +41,7 @@ from tracefuse.text import counted
 from tracefuse.widgets.notebook import errors, rich
 from tracefuse.widgets.notebook.cell import MAGIC, NAME, WrapCell, mark_cell
 from tracefuse.widgets.notebook.notice import Notice
-from tracefuse.widgets.view.explorer import UNASKED_S, Explorer
+from tracefuse.widgets.view.explorer import Explorer
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 

@@ -33,8 +33,6 @@ from tracefuse.widgets.view.takeaway import TAKEAWAYS
 from tracefuse.widgets.view.tasks import Task
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
-UNASKED_S = 30.0
-"""The most seconds for which a cell waits for times of a CPU that nobody asked for: they are no verdict."""
 LONGEST_S = 60.0
 """The most seconds that measuring again takes, of what was measured in too few rounds to say."""
 MARGIN = 1.5
@@ -100,7 +98,7 @@ class Explorer(Keeping):
             key=self.still.key,
             timeline=None if last is None else timeline_record(last),
         )
-        self._given_up = False
+        self.gave_up = False
         self.on_msg(self._on_message)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -191,9 +189,9 @@ class Explorer(Keeping):
         What takes longer than `within_s` seconds is given up between two replays, unless it is enough by then, and the view
         says so in place of an error. The profile, op by op, is not begun any more then.
         """
-        self._given_up = False
+        self.gave_up = False
         self._run("timing", self._measure, within_s)
-        if self._given_up:
+        if self.gave_up:
             self._tell(text=f"Not measured: this takes longer than {within_s:.0f} s. Press Measure.")
 
     def ablate(self) -> None:
@@ -243,7 +241,7 @@ class Explorer(Keeping):
         except Cancelled:
             if not task.is_late:
                 raise
-            self._given_up = True
+            self.gave_up = True
         finally:
             self.show()  # what was measured, also where the profile fails
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tracefuse
-from tracefuse.cli import script
+from tracefuse.cli import file, script
 from tracefuse.cli.command import main
 from tracefuse.cli.script import run_script
 from tracefuse.config.configuration import Config
@@ -110,6 +110,19 @@ def test_the_whole_script_is_shown_and_measured(tmp_path: Path, capsys: pytest.C
     assert re.search(r"^cat +off$", said.out, re.M)
     assert "measured on CPU" in said.out
     assert said.err.splitlines()[0].startswith("[1/2] running ")
+
+
+def test_on_a_cpu_times_that_take_long_are_measured_where_they_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "UNASKED_S", 0.0)
+    path = written(tmp_path, STEP)
+    assert main([path]) == 0
+    said = capsys.readouterr()
+    assert "not measured: that takes longer than 0 s here; --budget SECONDS measures" in said.err
+    assert "measured on CPU" not in said.out
+    assert main([path, *QUICK]) == 0
+    assert "measured on CPU" in capsys.readouterr().out
 
 
 def test_a_script_is_captured_from_the_first_use_of_its_model(tmp_path: Path) -> None:
