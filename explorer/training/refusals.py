@@ -102,6 +102,7 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
     _check_given(ran, steps is None or bool(not_compared(steps)) or steps.other_weights is not None)
     if steps is not None:
         _check_whole(steps)
+        _check_unfrozen(steps, ran)
         followed, other = joint.program.trace, steps.next_difference or steps.before
         is_guess = other is not None and bool(other.of_tensors)  # which places and sizes belong together, by other ops
         varying = [one for one in steps.varying_later if not (is_guess and isinstance(one.here, int))]
@@ -186,6 +187,22 @@ def _check_whole(steps: Steps) -> None:
             f"what is shown is a part of a step, which is {counted(len(steps.optimizers), 'update')} ({updates}): that they "
             "belong together was not known before the last of them came. Capture the third step of the loop "
             "(`with tracefuse.capture_step(n=3):` around four of them)."
+        )
+
+
+def _check_unfrozen(steps: Steps, ran: CapturedProgram) -> None:
+    """A later step trains what the captured one has frozen, which is why it runs other ops and reads other gradients."""
+    number, found = steps.unfrozen
+    differs = [one for one in (steps.next_difference, *steps.further) if one is not None]
+    trained = {id(one) for ref in found if (one := ref()) is not None}
+    pairs = zip(ran.trace.inputs, ran.live_inputs, strict=False)
+    names = [entry.source for entry, tensor in pairs if id(tensor) in trained]
+    if names and any(one.of_tensors or one.by_data for one in differs):
+        those = f"{names[0]} and {names[1]}" if len(names) == 2 else names[0]
+        those += f" and {counted(len(names) - 1, 'more parameter')}" if len(names) > 2 else ""
+        raise ExportError(
+            f"later steps train {those}, which step {steps.captured} does not, and a compiled step trains the same parameters "
+            f"at each call: capture a step behind that (`tracefuse.capture_step(n={number + 1})`, in a loop that goes on)."
         )
 
 

@@ -214,7 +214,27 @@ class Rollouts(Loop):
         return (torch.exp(self.model(x) - self.old) * y).clamp(0.8, 1.2).mean()
 
 
+class Unfreezing(Loop):
+    """A layer is trained from the fourth step on."""
+
+    steps = 0
+
+    def prepare(self) -> None:
+        self.model[0].requires_grad_(False)
+        self.model[1].requires_grad_(False)
+
+    def after(self) -> None:
+        self.steps += 1
+        if self.steps == 3:
+            self.model.requires_grad_(True)
+
+
+class Unfrozen(Unfreezing):
+    n = 5
+
+
 REFUSED = {
+    Unfreezing: (r"^later steps train 0.weight and 2 more parameters, which step 3 does not, .*_step\(n=5\)`", Unfrozen),
     Cycled: (r"^beta1 of aten._fused_adamw_.*keep betas of AdamW as captured .*`cycle_momentum=False`", CycledRates),
     Plain: (r"make RAdam on a GPU with `capturable=True` .*, or take another optimizer, such as .*AdamW", Loop),
     Subclass: (r"^the host reads 3.0 of a tensor .*: make Mine with `fused=True`\.$", FusedSubclass),
