@@ -233,7 +233,27 @@ class Unfrozen(Unfreezing):
     n = 5
 
 
+class Annealed(Loop):
+    """A weight of the loss and an optimizer's `step` in one line."""
+
+    make: Any = functools.partial(optim.AdamW, fused=True)
+    weight = 0.5
+
+    def optimizer(self) -> optim.Optimizer:
+        return self.make(self.model.parameters(), lr=0.01)
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.weight *= 0.9
+        _ = self.zero(), (self.weight * self.loss(x, y)).backward(), self.opt.step()
+
+
+class AnnealedSlowly(Annealed):
+    make: Any = optim.SGD
+
+
 REFUSED = {
+    Annealed: (r"^other of aten.mul.Tensor .*: 0.36\d*, then 0.32\d*: .* step: compute it with tensors, .*in a line", None),
+    AnnealedSlowly: (r"^other of aten.mul.Tensor .*step to step: compute it with tensors, .*a tensor of it in a line", None),
     Unfreezing: (r"^later steps train 0.weight and 2 more parameters, which step 3 does not, .*_step\(n=5\)`", Unfrozen),
     Cycled: (r"^beta1 of aten._fused_adamw_.*keep betas of AdamW as captured .*`cycle_momentum=False`", CycledRates),
     Plain: (r"make RAdam on a GPU with `capturable=True` .*, or take another optimizer, such as .*AdamW", Loop),
@@ -482,6 +502,28 @@ class OfFusedAdamW(Momenta):
 class OfAdamWWithout(OfAdamW):
     def more(self) -> None:
         self.schedule = lr_scheduler.OneCycleLR(self.opt, 0.1, total_steps=30, cycle_momentum=False)
+
+
+class OfAdamWDecayed(OfAdamW):
+    """One whose first number, of rate and decay, varies with the rate."""
+
+    make = functools.partial(optim.AdamW, weight_decay=0.3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (OfSgd, r"^momentum of SGD is another in a later step \(.*opt.step\(\)\): 0.9\d+, then 0.9\d+: of what"),
+        (
+            OfAdamW,
+            r"^beta1 \(`betas`\) of AdamW is another in a later step \(.*opt.step\(\)\): 0.9\d+, then 0.9\d+: of what",
+        ),
+        (OfAdamWDecayed, r"^beta1 \(`betas`\) of AdamW is another in a later step"),
+    ],
+)
+def test_a_momentum_that_a_schedule_cycles_is_told_by_its_name(kind: type[Loop], said: str) -> None:
+    with pytest.raises(ExportError, match=said):
+        captured(kind(), data_of(4)).compile()
 
 
 @pytest.mark.parametrize(
