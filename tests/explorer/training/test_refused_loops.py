@@ -870,6 +870,49 @@ def test_a_step_that_moves_weights_between_two_forwards_is_told_as_such_and_the_
     assert max(float((mine[key] - theirs[key]).abs().max()) for key in theirs) < NEAR
 
 
+class Seldom(Sharpness):
+    """A head that is updated in every second step, with what the backwards of both have added up."""
+
+    steps = 0
+
+    def more(self) -> None:
+        super().more()
+        self.head = nn.Linear(3, 3).double()
+        self.slow = optim.SGD(self.head.parameters(), lr=0.01)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.head(self.model(x)), y)
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        loss = self.both or self.loss
+        loss(x, y).backward()
+        self.opt.step()
+        self.steps += 1
+        if self.steps % 2 == 0:
+            self.slow.step()
+            self.slow.zero_grad()
+
+
+def test_an_optimizer_that_steps_in_some_iterations_only_is_named_and_the_remedy_holds() -> None:
+    refused, eager, ours, data = Seldom(), Seldom(), Seldom(), data_of(12)
+    said = r"^`loop.slow` steps in some iterations only, 1 time for 2 of `loop.opt` \(.*slow.step\(\)\), .*one forward and its"
+    with pytest.raises(ExportError, match=said):
+        captured(refused, data).compile()
+    x, y = data[0]
+    with tracefuse.capture() as c:
+        loss = ours.loss(x, y)
+        loss.backward()
+    ours.opt.zero_grad()
+    ours.slow.zero_grad()
+    ours.both = c.optimize().compile()
+    for batch in data:
+        eager.step(*batch)
+        ours.step(*batch)
+    mine, theirs = ours.left(), eager.left()
+    assert max(float((mine[key] - theirs[key]).abs().max()) for key in theirs) < NEAR
+
+
 class Forced(Loop):
     """Teacher forcing: Python takes what the next one reads, and loops over places."""
 
