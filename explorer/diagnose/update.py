@@ -12,6 +12,7 @@ from tracefuse.findings.finding import HIGH, MEDIUM, Case, Finding, Fix, Severit
 from tracefuse.measure.launches import HOST_US, MEASURED, launches
 from tracefuse.optimizers.costs.cost import bytes_moved
 from tracefuse.optimizers.ops import does_work, grouped, op_name, producer
+from tracefuse.optimizers.origins import Source
 from tracefuse.optimizers.trace import Trace, human_bytes, is_on_gpu, line_of, nbytes, origin
 from tracefuse.text import counted, share_text, time_text
 from tracefuse.training.host_numbers import followed_lines
@@ -42,7 +43,8 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
     if update is None:
         return
     counting = counts_in_python(case.program)
-    for step in case.program.update.stepped if case.program.update is not None else ():
+    for alike in _alike(case.program):
+        step, parameters = alike[0], {name for one in alike for name in one.group_of}
         nodes = [n for n in update.trace.ops if _is_op(n) and origin(n).source == step.source]
         called = [op_name(n) for n in nodes]
         if any(name.startswith("aten._fused_") for name in called):
@@ -52,30 +54,46 @@ def optimizers_op_by_op(case: Case) -> Iterator[Finding]:
         count = sum(each[node.name] for node in nodes)
         spared_us, host_us = _spared_us(update, nodes), HOST_US * count
         alone = sum("_foreach_" not in name for name in called)
-        by_lists = alone < len(called) and alone <= len(step.group_of)
+        by_lists = alone < len(called) and alone <= len(parameters)
         # Kernels of small tensors take longer to launch than to run, which bytes alone do not tell. On a CPU, which has none,
         # one op for each parameter is no more calls than a fused one makes loops.
-        is_spared = not by_lists and (is_on_gpu(update.trace) or len(nodes) > len(step.group_of))
+        is_spared = not by_lists and (is_on_gpu(update.trace) or len(nodes) > len(parameters))
         is_slow_to_launch = is_spared and update.severity(host_us - us) is not None
+        is_counting = any(one in counting for one in alike)
         how = "list by list" if by_lists else "tensor by tensor"
         if not nodes:
             continue
-        whose = f" for {counted(len(step.group_of), 'parameter')}" if step.group_of else ""  # which it has is not known
+        whose = f" for {counted(len(parameters), 'parameter')}" if parameters else ""  # which it has is not known
         yield from update.finding(
             "optimizer-not-fused",
             update.severity(spared_us) or ("low" if is_slow_to_launch else None),
-            f"{step.kind} computes {how}: {counted(len(nodes), 'op')}{whose}",
+            f"{_who(alike)} {how}: {counted(len(nodes), 'op')}{whose}",
             (
                 ("share", f"{share_text(us, update.step_us)} of the step"),
                 ("moved", f"{human_bytes(moved)}, of which {human_bytes(least)} are what it reads and writes once"),
             ),
             nodes,
             nodes[0],
-            _uncompiled(step) if step in counting else _fix(step, by_lists, _where(update.trace)),
+            _uncompiled(step) if is_counting else _fix(step, by_lists, _where(update.trace)),
             spared_us,
-            None if step in counting else {_mends(update.trace, by_lists): True},
+            None if is_counting else {_mends(update.trace, by_lists): True},
             f"{{}}; the host launches {_counted(count, len(nodes))}, {time_text(host_us)}: {MEASURED}",
         )
+
+
+def _alike(program: CapturedProgram) -> list[list[Stepped]]:
+    """The steps of optimizers of one class that one line calls, as of one for each parameter, in a hook: nothing else tells
+    which ops are whose."""
+    found: dict[tuple[Source | None, str], list[Stepped]] = {}
+    for step in program.update.stepped if program.update is not None else ():
+        found.setdefault((step.source, step.kind), []).append(step)
+    return list(found.values())
+
+
+def _who(alike: Sequence[Stepped]) -> str:
+    """One that steps several times is one optimizer."""
+    count = len({step.name for step in alike})
+    return f"{alike[0].kind} computes" if count == 1 else f"{count} optimizers of class {alike[0].kind} compute"
 
 
 def _counted(launched: float, ops: int) -> str:
@@ -125,11 +143,12 @@ def _not_followed(step: Stepped) -> str:
     return f"a compiled step cannot follow the count of steps that {step.kind} reads on the host"
 
 
-def _gains_by_fusing(step: Stepped, captured: Trace) -> bool:
-    """Whether the optimizer would take less with `fused=True`: on a CPU one op for each parameter is all that it can be."""
+def _gains_by_fusing(alike: Sequence[Stepped], captured: Trace) -> bool:
+    """Whether the optimizers would take less with `fused=True`: on a CPU one op for each parameter is all that it can be."""
+    step, parameters = alike[0], {name for one in alike for name in one.group_of}
     called = [op_name(n) for n in captured.ops if origin(n).source == step.source and _is_op(n)]
     is_fused = any(name.startswith("aten._fused_") for name in called)
-    return "fused" in _options(step) and not is_fused and (is_on_gpu(captured) or len(called) > len(step.group_of))
+    return "fused" in _options(step) and not is_fused and (is_on_gpu(captured) or len(called) > len(parameters))
 
 
 def _options(step: Stepped) -> set[str]:
@@ -168,7 +187,10 @@ def share_of_the_update(case: Case) -> Iterator[Finding]:
     is_fused = bool(fused) and all(step.source in fused for step in stepped)
     captured = case.trace if case.program.update is None else case.program.update.trace
     gains = [
-        one for one in stepped if _gains_by_fusing(one, captured) or (one in counting and "fused" in _options(one))
+        alike[0]
+        for alike in _alike(case.program)
+        if _gains_by_fusing(alike, captured)
+        or ("fused" in _options(alike[0]) and any(one in counting for one in alike))
     ]
     unfused = dict.fromkeys(one.kind for one in gains)
     first = f"make {' and '.join(unfused)} with `fused=True`, " if unfused else ""

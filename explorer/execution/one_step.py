@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -10,6 +11,8 @@ from torch import fx
 from tracefuse.assembly.accumulation import ADDING
 from tracefuse.assembly.draws import draws, repeated
 from tracefuse.assembly.parts import is_unnamed
+from tracefuse.assembly.program import CapturedProgram, Stepped
+from tracefuse.assembly.refusals import where
 from tracefuse.errors import ExportError
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.facts import once_per_trace
@@ -48,7 +51,7 @@ def check_one_step(variant: Optimised) -> None:
         _check_backwards_own(variant.trace, late)
         _check_left_gradients(variant.trace, late)
         if any(variant.trace.input_of(out.of).kind == "parameter" for out, _ in late):
-            _check_two_forwards(variant.program.trace)
+            _check_two_forwards(variant.program)
         changed = [variant.trace.input_of(out.of).source for out, _ in late]
         lines = lines_of(late)
         does, it, those = (
@@ -83,14 +86,16 @@ def check_one_step(variant: Optimised) -> None:
         )
 
 
-def _check_two_forwards(trace: Trace) -> None:
+def _check_two_forwards(program: CapturedProgram) -> None:
     """Raises `ExportError` where a backward goes through what was computed from gradients: a step that moves weights, runs a
-    second forward and backward there, and then updates, as sharpness-aware minimisation (SAM) does."""
+    second forward and backward there, and then updates, as sharpness-aware minimisation (SAM) does, or several iterations,
+    where one of the optimizers steps in some of them only."""
     moved: dict[fx.Node, None] = {}
-    for node in trace.ops:
+    for node in program.trace.ops:
         through = [one for one in node.all_input_nodes if one in moved]
         is_backward = bool(origin(node).autograd)
         if is_backward and through and origin(node).autograd != ADDING:
+            _check_seldom(program.update.stepped if program.update is not None else (), moved)
             raise ExportError(
                 f"the step writes to weights between two forwards ({_written_in(moved)}), as SAM does, and such a step is "
                 "shown, and not compiled: capture one forward and its backward by themselves (`with tracefuse.capture():`), "
@@ -98,6 +103,25 @@ def _check_two_forwards(trace: Trace) -> None:
             )
         if not is_backward and (through or any(origin(one).autograd for one in node.all_input_nodes)):
             moved[node] = None
+
+
+def _check_seldom(stepped: Sequence[Stepped], moved: Iterable[fx.Node]) -> None:
+    """Raises `ExportError` where an optimizer wrote what a later forward reads, and another one steps less often."""
+    times = Counter((step.name, id(step.optimizer())) for step in stepped)
+    rare = min(stepped, key=lambda step: times[step.name, id(step.optimizer())], default=None)
+    often = max(stepped, key=lambda step: times[step.name, id(step.optimizer())], default=None)
+    if rare is None or often is None or str(often.source) not in set(map(line_of, moved)):
+        return
+    fewer, more = (times[one.name, id(one.optimizer())] for one in (rare, often))
+    if fewer < more:
+        name = f"`{rare.name}`"
+        raise ExportError(
+            f"{name} steps in some iterations only, {counted(fewer, 'time')} for {more} of `{often.name}`"
+            f"{where(rare.source)}, and a compiled step would run all of these iterations at once: capture one forward and "
+            "its backward by themselves (`with tracefuse.capture():`), and call the optimizers behind what is compiled of "
+            f"them; or zero the gradients of {name} in each iteration, and capture an iteration with it and one without it, "
+            "each by itself."
+        )
 
 
 def _written_in(moved: Iterable[fx.Node]) -> str:

@@ -85,7 +85,7 @@ class StepRecorder(Recorder):
         self.met_here: set[int | None] = set()
         """Of a step that is only followed, the memory that it has read."""
         self.weights: WeakMap[bool] = WeakMap()
-        """And the parameters."""
+        """And the parameters, each with whether it asked for a gradient then."""
         self._is_computing = False
         self._last: StepOp | None = None
         """And the operator that runs."""
@@ -276,7 +276,7 @@ class StepRecorder(Recorder):
         self.met_here |= self._given
         for one in given:
             if isinstance(one, torch.nn.Parameter):
-                self.weights[one] = True
+                self.weights[one] = self.weights.get(one) or one.requires_grad
         is_inside = is_in_engine() or bool(self.modules.current().kind) or any(t.requires_grad for t in given)
         self._is_computing = is_inside or not self._given.isdisjoint(self._computed)
         if self._is_computing:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+import torch
 
 from tracefuse.optimizers.origins import Source
 from tracefuse.steps.varying import Difference, Varying
@@ -42,7 +45,8 @@ class Steps:
     `unsure` nothing tells whether it ends one step or begins the next. In the line `other_weights` a later one, which runs the
     same ops, reads parameters that the captured one does not. Where that is the last, `before` is how the one before it
     differs. `scheduled` are the updates of a step, by number, and the groups whose learning rate changes from step to step.
-    `is_part`: what is shown has turned out to be some of the updates of a step, and no whole one was recorded since."""
+    `is_part`: what is shown has turned out to be some of the updates of a step, and no whole one was recorded since.
+    `unfrozen` are the parameters that the step of this number is the first to train, and the captured one does not."""
 
     steps: tuple[Step, ...]
     captured: int | None
@@ -54,6 +58,7 @@ class Steps:
     before: Difference | None = None
     scheduled: frozenset[tuple[int, int]] = frozenset()
     is_part: bool = False
+    unfrozen: tuple[int, tuple[weakref.ref[torch.Tensor], ...]] = (0, ())
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -47,6 +47,8 @@ class StepOp:
     """The memory that it makes or writes to."""
     numbers: Any = None
     """Those that Python makes a tensor of (`torch.tensor(…)`): one, or the list of all."""
+    in_optimizer: bool = False
+    """Whether an optimizer's `step` ran it, as far as that is known: of a recorded one."""
 
     def is_like(self, other: StepOp) -> bool:
         """Whether the two may be one operator of two steps: those that no line is known of count by what they are."""
@@ -89,7 +91,7 @@ def noted_call(call: Call, outside: Mapping[Value, torch.Tensor] | None = None) 
     of_python = outside.get(call.args[0]) if call.func is MAKES else None
     numbers = None if of_python is None else numbers_in(of_python)
     places = call.origin.source, is_change, tuple(read), made
-    return StepOp(call.func, _of_values(call.args), _of_values(given), *places, numbers)
+    return StepOp(call.func, _of_values(call.args), _of_values(given), *places, numbers, call.in_optimizer)
 
 
 def numbers_in(made: torch.Tensor) -> Any:

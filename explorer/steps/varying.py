@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -37,7 +37,7 @@ MOST_ALIGNED = 2_000
 class Varying:
     """A Python value that an operator was given in two steps: not the same. `position` counts the operators of the captured
     step, `argument` is its name in the schema (with an index where it is one of a list), `is_shape` tells sizes and offsets
-    that follow from the shapes of what is read."""
+    that follow from the shapes of what is read, `in_optimizer` an operator of an optimizer's `step`."""
 
     position: int
     op: str
@@ -46,6 +46,7 @@ class Varying:
     there: Any
     source: Source | None
     is_shape: bool = False
+    in_optimizer: bool = False
 
     def __str__(self) -> str:
         line = f" ({self.source})" if self.source else ""
@@ -249,7 +250,7 @@ def _matched(
 
 def _differences(at: int, one: StepOp, other: StepOp) -> Iterator[Varying]:
     if one.func is MAKES and None not in (one.numbers, other.numbers) and repr(one.numbers) != repr(other.numbers):
-        yield Varying(at, MADE, "data", one.numbers, other.numbers, one.source)
+        yield Varying(at, MADE, "data", one.numbers, other.numbers, one.source, in_optimizer=one.in_optimizer)
     names = [a.name for a in one.func._schema.arguments] if isinstance(one.func, OpOverload) else []
     pairs = [
         (names[i] if i < len(names) else str(i), mine, theirs)
@@ -258,7 +259,7 @@ def _differences(at: int, one: StepOp, other: StepOp) -> Iterator[Varying]:
     pairs += [(name, one.kwargs.get(name), other.kwargs.get(name)) for name in {**one.kwargs, **other.kwargs}]
     for name, mine, theirs in pairs:
         for path, here, there in _leaves(name, mine, theirs):
-            yield Varying(at, str(one.func), path, here, there, one.source)
+            yield Varying(at, str(one.func), path, here, there, one.source, in_optimizer=one.in_optimizer)
 
 
 def _leaves(path: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -277,7 +278,7 @@ def _is_other(mine: Any, theirs: Any) -> bool:
 
 def _as_shape(one: Varying, is_shape: bool) -> Varying:
     follows = is_shape and not isinstance(one.here, float)
-    return Varying(one.position, one.op, one.argument, one.here, one.there, one.source, True) if follows else one
+    return replace(one, is_shape=True) if follows else one
 
 
 def _few(names: Sequence[str]) -> str:

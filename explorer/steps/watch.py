@@ -92,6 +92,7 @@ class StepWatch:
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._carried: set[Source] = set()
         self._other_weights: Source | None = None
+        self._unfrozen: tuple[int, tuple[weakref.ref[torch.Tensor], ...]] = (0, ())
         self._before: _Before | None = None
         self._before_differs: Difference | None = None
         self._comparing = Shield("comparing steps")
@@ -260,6 +261,8 @@ class StepWatch:
             found = self._difference(ops, recorder.is_last)
             self._watched[span] = _Watched(len(ops), found)
             self._carried |= recorder.carried
+            if found is not None and not self._unfrozen[0]:
+                self._note_unfrozen(before, recorder)
             if found is not None and not found.of_tensors:  # it runs the same, and no validation of another model
                 self._other_weights = self._other_weights or recorder.other_weights
             if before.first:  # the first step may have made them
@@ -309,6 +312,16 @@ class StepWatch:
                 value = captured.values.ids.get(tensor)
                 self._other_weights = next((c.origin.source for c in captured.ran if value in c.reads()), None)
 
+    def _note_unfrozen(self, captured: StepRecorder, later: StepRecorder) -> None:
+        """Of the parameters that the captured step read frozen those that ask for a gradient in a later one."""
+        recording = captured.recording
+        frozen = {
+            id(one) for v, one in recording.externals.items() if not (v.requires_grad or v in recording.gradients)
+        }
+        trained = tuple(weakref.ref(one) for one, asks in later.weights.items() if asks and id(one) in frozen)
+        if trained:
+            self._unfrozen = self._number_of(later), trained
+
     def _difference(self, ops: list[StepOp], is_last: bool = False) -> Difference | None:
         return self._comparing.note(difference, self._ops, ops, is_last)
 
@@ -337,6 +350,7 @@ class StepWatch:
             None if captured is None or self._is_followed(captured) else self._before_differs,
             frozenset() if shown not in spans else frozenset(self._scheduled(*shown)),
             captured is not None and self._block is None and self._is_part(captured),
+            self._unfrozen,
         )
 
     def _scheduled(self, first: int, end: int) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -102,6 +103,7 @@ def check_step(ran: CapturedProgram, joint: Optimised, update: Optimised, steps:
     _check_given(ran, steps is None or bool(not_compared(steps)) or steps.other_weights is not None)
     if steps is not None:
         _check_whole(steps)
+        _check_unfrozen(steps, ran)
         followed, other = joint.program.trace, steps.next_difference or steps.before
         is_guess = other is not None and bool(other.of_tensors)  # which places and sizes belong together, by other ops
         varying = [one for one in steps.varying_later if not (is_guess and isinstance(one.here, int))]
@@ -186,6 +188,22 @@ def _check_whole(steps: Steps) -> None:
             f"what is shown is a part of a step, which is {counted(len(steps.optimizers), 'update')} ({updates}): that they "
             "belong together was not known before the last of them came. Capture the third step of the loop "
             "(`with tracefuse.capture_step(n=3):` around four of them)."
+        )
+
+
+def _check_unfrozen(steps: Steps, ran: CapturedProgram) -> None:
+    """A later step trains what the captured one has frozen, which is why it runs other ops and reads other gradients."""
+    number, found = steps.unfrozen
+    differs = [one for one in (steps.next_difference, *steps.further) if one is not None]
+    trained = {id(one) for ref in found if (one := ref()) is not None}
+    pairs = zip(ran.trace.inputs, ran.live_inputs, strict=False)
+    names = [entry.source for entry, tensor in pairs if id(tensor) in trained]
+    if names and any(one.of_tensors or one.by_data for one in differs):
+        those = f"{names[0]} and {names[1]}" if len(names) == 2 else names[0]
+        those += f" and {counted(len(names) - 1, 'more parameter')}" if len(names) > 2 else ""
+        raise ExportError(
+            f"later steps train {those}, which step {steps.captured} does not, and a compiled step trains the same parameters "
+            f"at each call: capture a step behind that (`tracefuse.capture_step(n={number + 1})`, in a loop that goes on)."
         )
 
 
@@ -355,33 +373,48 @@ def _check_varying(
         if one.op == MADE:
             _check_made(one, joint.program, update.program)
             continue
-        is_followed = one.here in values.get(str(one.source or ""), ())
-        if is_followed and (kept := _other_option(one, update.program.stepped)):
-            raise ExportError(
-                f"{one}: of what an optimizer computes with, a compiled step follows rates and counts: {kept}."
-            )
+        is_followed = one.in_optimizer and one.here in values.get(str(one.source or ""), ())
+        if one.in_optimizer and (other := _other_option(one, varying, update.program.stepped, is_followed)):
+            raise ExportError(other)
         is_new = is_followed or is_rate(one.op, one.argument)
         if not one.is_shape and not is_new and str(one.source or "") in lines:
             todo = _of_norm(one)
-            todo = todo or remedy(one.argument, one.source, _whose(one.source, alone, update), one.here)
-            todo = todo or (OTHER if _is_of_library(one.source, update.program.stepped) else "")
+            if one.in_optimizer:  # no number of the loop's, which may stand in the line that calls its `step`
+                todo = todo or remedy(one.argument, one.source, _whose(one.source, alone, update), one.here)
+                todo = todo or (OTHER if _is_of_library(one.source, update.program.stepped) else "")
             todo = todo or _of_data(one, joint.program, update.program.trace)
             raise ExportError(
                 f"{one}: a compiled step cannot follow a Python number that changes from step to step: {todo}."
             )
 
 
-def _other_option(one: Varying, steps: Sequence[Stepped]) -> str:
-    """What to do where a number that follows a rate varies with another option too, such as a decay that is scheduled; ""
-    where no other one has changed since."""
+def _other_option(one: Varying, varying: Sequence[Varying], steps: Sequence[Stepped], is_followed: bool) -> str:
+    """That an option beside the rate changes from step to step, where `one` comes of it, or follows a rate and may come of it
+    too, as of a decay that is scheduled, and what to do; "" where none has changed, or an operator names it."""
     for step in steps:
-        optimizer = step.optimizer() if step.source == one.source else None
+        if step.source != one.source or any(group.get("fused") for group in step.groups):
+            continue
+        cycled = [other for other in varying if other.in_optimizer and other.source == step.source]
+        first = next((other for other in cycled if _momentum(step, other.here)), None)
+        if first is not None and (is_followed or _momentum(step, one.here)):
+            key = _momentum(step, first.here)
+            is_left = any(first.here == 1 - group["betas"][0] for group in step.groups if key == "betas")
+            here, there = (1 - number if is_left else number for number in (first.here, first.there))
+            return _changed("beta1 (`betas`)" if key == "betas" else key, key, step, here, there)
+        optimizer = step.optimizer() if is_followed else None
         groups = () if optimizer is None else zip(step.groups, optimizer.param_groups, strict=False)
         for before, now in groups:
             for key, value in before.items():
                 if key != "lr" and isinstance(value, (int, float, tuple)) and now.get(key, value) != value:
-                    return _KEPT.format(key, step.kind)
+                    return _changed(key, key, step, value, now[key])
     return ""
+
+
+def _changed(what: str, key: str, step: Stepped, here: Any, there: Any) -> str:
+    return (
+        f"{what} of {step.kind} is another in a later step{where(step.source)}: {here!r}, then {there!r}: of what an "
+        f"optimizer computes with, a compiled step follows rates and counts: {_KEPT.format(key, step.kind)}."
+    )
 
 
 def _of_norm(one: Varying) -> str:
@@ -426,7 +459,8 @@ def _of_data(one: Varying, program: CapturedProgram, update: Trace) -> str:
     """What to do about a place that the program takes a part from or puts it to, which it may do in its update, or about a
     number of its own."""
     if not is_picking(one.op):
-        is_behind = str(one.source or "") in {line_of(node) for node in update.ops}
+        is_ahead = any(_is_of(one, node) for node in program.trace.ops)
+        is_behind = not is_ahead and str(one.source or "") in {line_of(node) for node in update.ops}
         yours = YOURS_BEHIND + (PRODUCT.format(one.argument) if one.argument in _SCALES else "") if is_behind else YOURS
         return _of_yours(one, program.guards, yours)
     if one.source is not None and _PACKING.search(one.source.text):

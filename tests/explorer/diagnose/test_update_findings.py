@@ -242,6 +242,39 @@ def test_the_update_is_at_the_optimizers_line() -> None:
     assert any(label.endswith(".backward()") for label, _ in one.evidence)
 
 
+def one_for_each_parameter(**options: Any) -> tracefuse.Capture:
+    """Each steps in a hook of the backward, as people do to spare memory."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2))), torch.randn(4, 256)
+    optimizers = {one: optim.SGD([one], lr=0.1, **options) for one in model.parameters()}
+
+    def update(one: torch.Tensor) -> None:
+        optimizers[one].step()
+        optimizers[one].zero_grad()
+
+    for one in optimizers:
+        one.register_post_accumulate_grad_hook(update)
+
+    model(x).square().mean().backward()
+    with tracefuse.capture() as c:
+        model(x).square().mean().backward()
+    return c
+
+
+def test_of_an_optimizer_for_each_parameter_there_is_one_finding() -> None:
+    (one,) = found(NOT_FUSED, one_for_each_parameter(momentum=0.9))
+    assert re.match(r"4 optimizers of class SGD compute tensor by tensor: \d+ ops for 4 parameters$", one.title)
+    assert one.fix.startswith("make SGD with `fused=True`")
+    assert one.source.endswith("optimizers[one].step()")
+
+
+@pytest.mark.usefixtures("both")
+def test_one_op_for_each_of_their_parameters_is_all_that_they_can_be_on_a_cpu() -> None:
+    c = one_for_each_parameter()
+    assert not found(NOT_FUSED, c)
+    assert all("fused" not in one.fix for one in found(SHARE, c))
+
+
 def test_an_optimizer_of_many_small_tensors_is_named_for_what_the_host_launches() -> None:
     """Its kernels are modelled to take nothing beside a large matmul; launching them one by one is not."""
     torch.manual_seed(0)

@@ -214,7 +214,47 @@ class Rollouts(Loop):
         return (torch.exp(self.model(x) - self.old) * y).clamp(0.8, 1.2).mean()
 
 
+class Unfreezing(Loop):
+    """A layer is trained from the fourth step on."""
+
+    steps = 0
+
+    def prepare(self) -> None:
+        self.model[0].requires_grad_(False)
+        self.model[1].requires_grad_(False)
+
+    def after(self) -> None:
+        self.steps += 1
+        if self.steps == 3:
+            self.model.requires_grad_(True)
+
+
+class Unfrozen(Unfreezing):
+    n = 5
+
+
+class Annealed(Loop):
+    """A weight of the loss and an optimizer's `step` in one line."""
+
+    make: Any = functools.partial(optim.AdamW, fused=True)
+    weight = 0.5
+
+    def optimizer(self) -> optim.Optimizer:
+        return self.make(self.model.parameters(), lr=0.01)
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.weight *= 0.9
+        _ = self.zero(), (self.weight * self.loss(x, y)).backward(), self.opt.step()
+
+
+class AnnealedSlowly(Annealed):
+    make: Any = optim.SGD
+
+
 REFUSED = {
+    Annealed: (r"^other of aten.mul.Tensor .*: 0.36\d*, then 0.32\d*: .* step: compute it with tensors, .*in a line", None),
+    AnnealedSlowly: (r"^other of aten.mul.Tensor .*step to step: compute it with tensors, .*a tensor of it in a line", None),
+    Unfreezing: (r"^later steps train 0.weight and 2 more parameters, which step 3 does not, .*_step\(n=5\)`", Unfrozen),
     Cycled: (r"^beta1 of aten._fused_adamw_.*keep betas of AdamW as captured .*`cycle_momentum=False`", CycledRates),
     Plain: (r"make RAdam on a GPU with `capturable=True` .*, or take another optimizer, such as .*AdamW", Loop),
     Subclass: (r"^the host reads 3.0 of a tensor .*: make Mine with `fused=True`\.$", FusedSubclass),
@@ -462,6 +502,28 @@ class OfFusedAdamW(Momenta):
 class OfAdamWWithout(OfAdamW):
     def more(self) -> None:
         self.schedule = lr_scheduler.OneCycleLR(self.opt, 0.1, total_steps=30, cycle_momentum=False)
+
+
+class OfAdamWDecayed(OfAdamW):
+    """One whose first number, of rate and decay, varies with the rate."""
+
+    make = functools.partial(optim.AdamW, weight_decay=0.3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (OfSgd, r"^momentum of SGD is another in a later step \(.*opt.step\(\)\): 0.9\d+, then 0.9\d+: of what"),
+        (
+            OfAdamW,
+            r"^beta1 \(`betas`\) of AdamW is another in a later step \(.*opt.step\(\)\): 0.9\d+, then 0.9\d+: of what",
+        ),
+        (OfAdamWDecayed, r"^beta1 \(`betas`\) of AdamW is another in a later step"),
+    ],
+)
+def test_a_momentum_that_a_schedule_cycles_is_told_by_its_name(kind: type[Loop], said: str) -> None:
+    with pytest.raises(ExportError, match=said):
+        captured(kind(), data_of(4)).compile()
 
 
 @pytest.mark.parametrize(
@@ -800,6 +862,49 @@ def test_a_step_that_moves_weights_between_two_forwards_is_told_as_such_and_the_
     with tracefuse.capture() as c:
         loss = ours.loss(x, y)
         loss.backward()
+    ours.both = c.optimize().compile()
+    for batch in data:
+        eager.step(*batch)
+        ours.step(*batch)
+    mine, theirs = ours.left(), eager.left()
+    assert max(float((mine[key] - theirs[key]).abs().max()) for key in theirs) < NEAR
+
+
+class Seldom(Sharpness):
+    """A head that is updated in every second step, with what the backwards of both have added up."""
+
+    steps = 0
+
+    def more(self) -> None:
+        super().more()
+        self.head = nn.Linear(3, 3).double()
+        self.slow = optim.SGD(self.head.parameters(), lr=0.01)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.head(self.model(x)), y)
+
+    def step(self, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        self.zero()
+        loss = self.both or self.loss
+        loss(x, y).backward()
+        self.opt.step()
+        self.steps += 1
+        if self.steps % 2 == 0:
+            self.slow.step()
+            self.slow.zero_grad()
+
+
+def test_an_optimizer_that_steps_in_some_iterations_only_is_named_and_the_remedy_holds() -> None:
+    refused, eager, ours, data = Seldom(), Seldom(), Seldom(), data_of(12)
+    said = r"^`loop.slow` steps in some iterations only, 1 time for 2 of `loop.opt` \(.*slow.step\(\)\), .*one forward and its"
+    with pytest.raises(ExportError, match=said):
+        captured(refused, data).compile()
+    x, y = data[0]
+    with tracefuse.capture() as c:
+        loss = ours.loss(x, y)
+        loss.backward()
+    ours.opt.zero_grad()
+    ours.slow.zero_grad()
     ours.both = c.optimize().compile()
     for batch in data:
         eager.step(*batch)
