@@ -185,6 +185,56 @@ def test_the_first_screen_of_a_narrow_output_is_read_whole(narrow: Page, go_live
         assert narrow.evaluate(UNREAD) == []
 
 
+FEW = """() => {
+    const known = (median) => ({ median, low: median, high: median, samples: 3, coverage: 0.75 });
+    const row = { label: "step", phase: "step", program: "optimised", verdict: "too few rounds to say (3 of 8)" };
+    const times = { baseline_ms: known(356), variant_ms: known(380), ratio: known(1.05) };
+    const about = { provenance: "measured on CPU", stale: false, is_pinned: false, config: "", work: [], notes: [] };
+    set("payload", { ...state.payload, timing: { ...about, rows: [{ ...row, ...times }] } });
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 660, 367])
+def test_a_measurement_of_too_few_rounds_says_what_to_press(
+    opened: Callable[[int, int], Page], go_live: Callable[[Page], None], width: int
+) -> None:
+    page = opened(width, 900)
+    go_live(page)
+    page.evaluate(FEW)
+    said = page.get_by_test_id("tf-own-time")
+    expect(said).to_have_text("On this CPU: 3 of 8 rounds: press Measure again")
+    words, line = said.bounding_box(), page.locator(".tf-lines").bounding_box()
+    # What follows it on the line ends in dots, which have 9 px.
+    assert words["x"] + words["width"] <= line["x"] + line["width"] - 9
+    assert page.locator(".tf-know").evaluate("one => one.scrollHeight <= one.clientHeight + 1")
+
+
+COLUMNS = """() => {
+    const delta_ms = { median: -0.123, low: -0.168, high: -0.078, samples: 9, stale: false, provenance: "measured" };
+    const without = { ops: 1000, saved_bytes: 9e5, peak_bytes: 9e7, step_us: 2000, kind: "modelled" };
+    const passes = state.payload.passes.map((one) => ({ ...one, enabled: true, changed: true, without, delta_ms }));
+    set("payload", { ...state.payload, passes, clock: { ...state.payload.clock, chosen: "here" } });
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 800])
+def test_each_figure_of_a_pass_stands_below_its_heading(
+    opened: Callable[[int, int], Page], go_live: Callable[[Page], None], width: int
+) -> None:
+    page = opened(width, 900)
+    go_live(page)
+    page.evaluate(COLUMNS)
+    ends = "all => all.map((one) => [one.getBoundingClientRect().right, one.getBoundingClientRect().top])"
+    heads = page.locator(".tf-passes-head > *").evaluate_all(ends)
+    figures = page.get_by_test_id("tf-pass-fuse").locator(".tf-delta")
+    found = figures.evaluate_all(ends)
+    assert figures.last.text_content() == "−0.123 ±0.045 ms"
+    assert len(found) == len(heads) == 4
+    assert {top for _, top in found} == {found[0][1]}, "they are on one row"
+    assert all(abs(right - head) <= 3 for (right, _), (head, _) in zip(found, heads, strict=True))
+    assert not any(is_cut(one) for one in figures.all())
+
+
 SWITCH = """() => {
     const told = { key: "switch cat", title: "switch cat off" };
     const instead = { ...told, source: "", fix: "the step takes 1 ms without it", code: "", changes: { cat: false } };
