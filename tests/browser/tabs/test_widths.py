@@ -15,6 +15,8 @@ from tracefuse.widgets.html import write_html
 pytestmark = pytest.mark.browser
 
 SIZES = [(1440, 900), (1024, 768), (800, 900), (660, 768)]
+# A notebook beside JupyterLab's side bar, on a screen of 800 px and less.
+NARROW = [332, 367, 500]
 # Every text that a canvas is asked to write, with the size of its letters on the screen.
 WRITTEN = """() => {
     window.written = [];
@@ -33,15 +35,32 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_html(captured_step(4, is_clipped=True).optimize(), tmp_path_factory.mktemp("widths") / "view.html")
 
 
+@pytest.fixture
+def opened(browser: Browser, written: Path) -> Iterator[Callable[[int, int], Page]]:
+    """`opened(width, height)` is the page of the saved view in a window of that size."""
+    pages: list[Page] = []
+
+    def at(width: int, height: int) -> Page:
+        page = browser.new_page(viewport={"width": width, "height": height})
+        pages.append(page)
+        page.add_init_script(f"({WRITTEN})()")
+        page.goto(written.as_uri())
+        page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+        return page
+
+    yield at
+    for page in pages:
+        page.close()
+
+
 @pytest.fixture(params=SIZES, ids=lambda size: f"{size[0]} px")
-def page(request: pytest.FixtureRequest, browser: Browser, written: Path) -> Iterator[Page]:
-    width, height = request.param
-    opened = browser.new_page(viewport={"width": width, "height": height})
-    opened.add_init_script(f"({WRITTEN})()")
-    opened.goto(written.as_uri())
-    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-    yield opened
-    opened.close()
+def page(request: pytest.FixtureRequest, opened: Callable[[int, int], Page]) -> Page:
+    return opened(*request.param)
+
+
+@pytest.fixture(params=NARROW, ids=lambda width: f"{width} px")
+def narrow(request: pytest.FixtureRequest, opened: Callable[[int, int], Page]) -> Page:
+    return opened(request.param, 900)
 
 
 def is_cut(element: Locator) -> bool:
@@ -118,6 +137,102 @@ def test_what_leads_is_read_whole(page: Page, go_live: Callable[[Page], None]) -
     assert all(one.bounding_box()["y"] + one.bounding_box()["height"] <= bottom for one in texts.all())
     lever, fix, button = (page.locator(one).bounding_box() for one in (".tf-lever", ".tf-lever-fix", ".tf-apply"))
     assert fix["width"] > lever["width"] - button["width"] - 40, "nothing stands beside a fix but what applies it"
+
+
+# The words of the first screen that are cut, that lie over others, or that leave what holds them.
+UNREAD = """() => {
+    const found = [];
+    const words = ".tf-said-line, .tf-lever-what span, .tf-lever-place, .tf-worth, .tf-lever-fix, .tf-apply, "
+        + ".tf-action-card > span, .tf-figure, .tf-tile .tf-label";
+    const seen = [...document.querySelectorAll(".tf-verdict :is(" + words + ")")].filter((one) => one.textContent);
+    const name = (one) => one.textContent.slice(0, 30) + " | " + one.className;
+    const box = (one) => one.getBoundingClientRect();
+    for (const one of seen) {
+        if (one.clientWidth && one.scrollWidth > one.clientWidth + 1) found.push("cut: " + name(one));
+        if (one.scrollHeight > one.clientHeight + 1 && !one.closest(".tf-tile, .tf-worth")) found.push("cut: " + name(one));
+        const held = box(one.closest(".tf-lever, .tf-action-card, .tf-tile, .tf-verdict"));
+        const { left, right, top, bottom } = box(one);
+        const isIn = left >= held.left && right <= held.right && top >= held.top && bottom <= held.bottom + 1;
+        if (!isIn || right > innerWidth) found.push("outside: " + name(one));
+    }
+    const parts = [...document.querySelectorAll(".tf-lever > *, .tf-action-card")].filter((one) => one.textContent);
+    for (const [at, one] of parts.entries()) {
+        const over = parts.slice(at + 1).filter((other) => box(other).top < box(one).bottom - 1);
+        found.push(...over.map((other) => name(one) + " over " + name(other)));
+    }
+    return found;
+}"""
+# What leads with a line, and a worth and code as long as those of real programs.
+LEADS = """() => {
+    const [first] = state.payload.findings;
+    const fix = "`y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)` in place of "
+        + "model.py:19 to 22 computes the same in one kernel that keeps the scores on chip";
+    const source = "model.py:1021  att = torch.softmax(att, dim=-1)";
+    const title = "every forward casts 97 parameters from float32 to bfloat16";
+    const worth = "spares up to 1.63 ms of 4.56 ms: 194 of 543 launches";
+    const actions = [[], [], ["fuse"]].map((by) => ({ key: first.key, title, worth, kind: "modelled", by }));
+    const findings = state.payload.findings.map((one) => ({ ...one, fix, source }));
+    set("payload", { ...state.payload, findings, sentence: { ...state.payload.sentence, actions } });
+}"""
+
+
+def test_the_first_screen_of_a_narrow_output_is_read_whole(narrow: Page, go_live: Callable[[Page], None]) -> None:
+    assert narrow.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert narrow.evaluate(UNREAD) == []
+    go_live(narrow)
+    for leads in (LEADS, LONG):
+        narrow.evaluate(leads)
+        assert narrow.evaluate(UNREAD) == []
+
+
+FEW = """() => {
+    const known = (median) => ({ median, low: median, high: median, samples: 3, coverage: 0.75 });
+    const row = { label: "step", phase: "step", program: "optimised", verdict: "too few rounds to say (3 of 8)" };
+    const times = { baseline_ms: known(356), variant_ms: known(380), ratio: known(1.05) };
+    const about = { provenance: "measured on CPU", stale: false, is_pinned: false, config: "", work: [], notes: [] };
+    set("payload", { ...state.payload, timing: { ...about, rows: [{ ...row, ...times }] } });
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 660, 367])
+def test_a_measurement_of_too_few_rounds_says_what_to_press(
+    opened: Callable[[int, int], Page], go_live: Callable[[Page], None], width: int
+) -> None:
+    page = opened(width, 900)
+    go_live(page)
+    page.evaluate(FEW)
+    said = page.get_by_test_id("tf-own-time")
+    expect(said).to_have_text("On this CPU: 3 of 8 rounds: press Measure again")
+    words, line = said.bounding_box(), page.locator(".tf-lines").bounding_box()
+    # What follows it on the line ends in dots, which have 9 px.
+    assert words["x"] + words["width"] <= line["x"] + line["width"] - 9
+    assert page.locator(".tf-know").evaluate("one => one.scrollHeight <= one.clientHeight + 1")
+
+
+COLUMNS = """() => {
+    const delta_ms = { median: -0.123, low: -0.168, high: -0.078, samples: 9, stale: false, provenance: "measured" };
+    const without = { ops: 1000, saved_bytes: 9e5, peak_bytes: 9e7, step_us: 2000, kind: "modelled" };
+    const passes = state.payload.passes.map((one) => ({ ...one, enabled: true, changed: true, without, delta_ms }));
+    set("payload", { ...state.payload, passes, clock: { ...state.payload.clock, chosen: "here" } });
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 800])
+def test_each_figure_of_a_pass_stands_below_its_heading(
+    opened: Callable[[int, int], Page], go_live: Callable[[Page], None], width: int
+) -> None:
+    page = opened(width, 900)
+    go_live(page)
+    page.evaluate(COLUMNS)
+    ends = "all => all.map((one) => [one.getBoundingClientRect().right, one.getBoundingClientRect().top])"
+    heads = page.locator(".tf-passes-head > *").evaluate_all(ends)
+    figures = page.get_by_test_id("tf-pass-fuse").locator(".tf-delta")
+    found = figures.evaluate_all(ends)
+    assert figures.last.text_content() == "−0.123 ±0.045 ms"
+    assert len(found) == len(heads) == 4
+    assert {top for _, top in found} == {found[0][1]}, "they are on one row"
+    assert all(abs(right - head) <= 3 for (right, _), (head, _) in zip(found, heads, strict=True))
+    assert not any(is_cut(one) for one in figures.all())
 
 
 SWITCH = """() => {

@@ -69,7 +69,7 @@ function measured(delta) {
   // Two digits of the spread, and no more of the median than that.
   const digits = spread > 0 ? Math.min(3, Math.max(0, 1 - Math.floor(Math.log10(spread)))) : 3;
   const mood = samples === 1 ? "none" : high < 0 ? "gain" : low > 0 ? "cost" : "none";
-  const title = `time: with it minus without it, all others kept: ${median} ms, 95 % interval: ${bounds(delta, (one) => `${one} ms`)}; ${provenance}`;
+  const title = `time: the step with it minus the step without it: ${median} ms, 95 % interval: ${bounds(delta, (one) => `${one} ms`)}; ${provenance}`;
   const sign = median < 0 ? "−" : "+";
   return { text: `${sign}${Math.abs(median).toFixed(digits)}${samples === 1 ? "" : ` ±${spread.toFixed(digits)}`} ms`, mood, title };
 }

@@ -15,7 +15,7 @@ const TITLES = /** @type {[string, string][]} */ ([
   ["Δ peak", "the most bytes alive at once in the step, as the trace says"],
   ["Δ time", "of the whole step, by the clock of the headline"],
 ]);
-const A_PASS = "A pass rewrites the program that ran, so that it takes less time or memory; your code stays as it is. Figures:";
+const A_PASS = "A pass rewrites the program that ran, to take less time or memory; your code stays as it is. Figures:";
 const ALONE = "each alone: the step with it minus the step without it, so that they do not add up; in italics until that is known: what it changed in its place";
 
 /** @param {Payload} payload its configuration as it was chosen last @param {Status} status @param {Partial<Config>} pending what of that has no numbers yet @param {Open} open @param {Act} act */
@@ -143,9 +143,8 @@ function row(one, payload, open, act, problem) {
       one.own && h("span", { class: "tf-badge" }, "yours"),
       one.options.length > 0 && more(one, payload.config, open, act),
       one.note && h("abbr", { class: "tf-info", title: one.note, tabindex: "0", "aria-label": `note: ${one.note}` }, "i"),
-      one.enabled && !one.waits && figures(one, payload).at(-1),
     ),
-    h("div", { class: "tf-pass-says" }, one.enabled && one.changed && !one.error ? figures(one, payload).slice(0, 3) : says(one)),
+    h("div", { class: "tf-pass-says" }, one.enabled && one.changed && !one.error ? figures(one, payload) : says(one)),
     ...options(one, payload, open, act),
     problem && alert(problem),
     one.error && !problem && h("p", { class: "tf-error", role: "alert" }, h("b", null, "✕ failed, and left out: "), one.error),

@@ -29,7 +29,7 @@ export class VerdictBar {
     this.clock = h("select", { class: "tf-clock", "aria-label": "whose times are shown", "data-testid": "tf-clock", onchange: () => act.ask("passes", { type: "clock", device: this.clock.value }) });
     const idle = h("input", { type: "checkbox", checked: true, onchange: () => measureWhenIdle(idle.checked), "data-testid": "tf-when-idle" });
     /** For programs on a GPU, whose predictions a measurement replaces. */
-    this.whenIdle = h("label", { class: "tf-label tf-when-idle", title: "a few seconds after a switch the prediction is replaced by a measurement, where nothing else runs" }, idle, " measure when idle");
+    this.whenIdle = h("label", { class: "tf-label tf-when-idle", title: "a few seconds after a switch a measurement replaces the prediction, where nothing else runs" }, idle, " measure when idle");
     /** Filled by the shell: that the kernel is lost. */
     this.lost = h("span", { class: "tf-lost" });
     this.lines = h("div", { class: "tf-lines", tabindex: "0", role: "group", "aria-label": "what to know" });
@@ -78,8 +78,8 @@ export class VerdictBar {
     const reason = !live ? NEEDS_KERNEL : blocked;
     this.measure.textContent = timing ? "Measure again" : "Measure";
     this.measure.classList.toggle("tf-primary", !timing || timing.stale);
-    enable(this.measure, reason, status.busy !== "" && !isRunning, "replays the recorded traces, before and after the passes, in turn; your code is not run again");
-    enable(this.ablate, reason, status.busy !== "" && !isRunning, "times the program without each pass in turn: what each one alone adds to the step");
+    enable(this.measure, reason, status.busy !== "" && !isRunning, "replays the traces before and after the passes in turn; your code is not run again");
+    enable(this.ablate, reason, status.busy !== "" && !isRunning, "times the step without each pass in turn: what each alone adds");
     this.isPinned = baseline.is_pinned;
     this.pin.textContent = baseline.is_pinned ? "Unpin" : "Pin as baseline";
     enable(this.pin, live ? null : NEEDS_KERNEL, status.busy !== "", baseline.is_pinned ? `compare with the trace as captured again, not with ${baseline.call}` : "compare with this from now on");
@@ -119,7 +119,7 @@ function lines(payload, status) {
   const here = clock.chosen !== "here" && payload.passes.some(({ delta_ms: one }) => one && !one.stale) && clock.choices.find(([id]) => id === "here");
   const record = clock.error === null ? "" : `Predictions here are within ${Math.max(1, Math.round(100 * clock.error))} % (${clock.forecasts} measured later).`;
   return [
-    ...(own ? [h("span", { title: payload.timing?.provenance, "data-testid": "tf-own-time" }, "On this CPU, measured: ", h("b", null, own[0]), own[1])] : []),
+    ...(own ? [h("span", { title: payload.timing?.provenance, "data-testid": "tf-own-time" }, `On this CPU${own[1][0] === ":" ? "" : ", measured"}: `, h("b", null, own[0]), own[1])] : []),
     ...(here ? [h("span", { class: "tf-note", "data-testid": "tf-each" }, `Each pass was measured: choose “${here[1]}” in times.`)] : []),
     ...(status.busy === "" && status.text ? [h("span", { class: "tf-note", role: "status" }, status.text)] : []),
     ...(blocked ? [h("span", { class: "tf-blocked", role: "status", "data-testid": "tf-blocked" }, blocked)] : []),

@@ -12,7 +12,7 @@ export function tiles(payload, live) {
   const others = [
     peakTile(payload),
     hasBackward ? tile("saved", savedLabel, sizesOf(saved), pill(saved, payload.blocked)) : tile("saved", savedLabel, [h("span", { class: "tf-was" }, "no backward")], null),
-    tile("ops", [term("Operators", "ops that do work; views and parts of results take no time and are not counted")], pair([String(ops[0]), String(ops[1])]), opsBelow(payload)),
+    tile("ops", [term("Operators", "operators that do work; views and parts of results are not counted")], pair([String(ops[0]), String(ops[1])]), opsBelow(payload)),
   ];
   const rest = [kernelTile(payload), differenceTile(payload)];
   // What a CPU can know stands first where there is no GPU.
@@ -69,7 +69,7 @@ function timeTile(payload, live) {
   const row = timing?.rows.find((one) => one.label === "step") ?? timing?.rows.at(-1);
   const isTimed = kind === "measured" && clock.kinds[0] === "measured" && timing && !timing.stale && row;
   const [ran, of] = paired(clock.step_us, spans);
-  const below = isTimed ? ratio(row, payload) : clock.launches ? note(`kernels ${ran.join(" → ")} ${of}`, `the step takes what the host needs to launch its kernels; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.takes_us, blocked);
+  const below = isTimed ? ratio(row, payload) : clock.launches ? note(`kernels ${ran.join(" → ")} ${of}`, `the step takes what launching its kernels takes; ${payload.sentence.head}`) : kind === "modelled" ? note(`at least, on ${clock.device}`, clock.provenance[1]) : pill(clock.takes_us, blocked);
   const remedy = kind === "measured" || blocked || !live ? "" : "; press Measure to time it";
   return tile("time", ["Step ", origin(/** @type {keyof typeof GLYPHS} */ (kind), `${meaning(clock)}${remedy}. ${clock.provenance[1]}`)], pair(texts, unit), below, kind);
 }
@@ -89,9 +89,9 @@ function opsBelow({ summary: { ops }, clock: { launches }, blocked }) {
 /** @param {Payload} payload */
 function kernelTile({ summary: { kernels }, runs_triton: runsTriton, timing, clock: { chosen } }) {
   const count = `in ${plural(kernels.launches, "launch", "launches")}`;
-  const notRun = timing && !runsTriton ? "Triton kernels did not run: a CPU runs their ATen operators" : "";
+  const notRun = timing && !runsTriton ? "Triton kernels did not run: a CPU runs ATen operators" : "";
   const below = note(notRun && chosen === "here" ? "not run: CPU" : count, `${count}. ${notRun}`);
-  return tile("kernels", [term("Triton kernels", "each computes a region: ops that read and write memory once, together")], [h("b", null, kernels.unique)], kernels.unique > 0 ? below : null);
+  return tile("kernels", [term("Triton kernels", "each computes ops that read and write memory once, together")], [h("b", null, kernels.unique)], kernels.unique > 0 ? below : null);
 }
 
 /** @param {Payload} payload */
@@ -138,6 +138,8 @@ export function ownTime({ runs_triton: runsTriton, timing, clock }) {
   if (runsTriton || clock.chosen === "here" || !timing || !row?.baseline_ms) return null;
   const took = figure(row.baseline_ms.median);
   if (!row.variant_ms || timing.stale) return [`${took} ms`, " a step"];
+  const few = row.verdict.match(/\d+ of \d+/);
+  if (few) return [`${few} rounds`, ": press Measure again"];
   const isSeen = row.verdict === "faster" || row.verdict === "slower";
   if (!isSeen) return [`${took} ms`, ` a step; with the passes: ${row.verdict}`];
   return [`${took} → ${figure(row.variant_ms.median)} ms`, ` a step with the passes${row.verdict === "slower" ? ", whose kernels need a GPU" : ""}`];

@@ -9,7 +9,8 @@ test("a second time on the CPU is told only where rounds tell it from the first"
     return ownTime(/** @type {any} */ ({ runs_triton: false, clock: { chosen: "H100" }, timing: { rows: [row], stale } }));
   };
   assert.deepEqual(of("slower"), ["356 → 380 ms", " a step with the passes, whose kernels need a GPU"]);
-  assert.deepEqual(of("too few rounds to say (1 of 8)"), ["356 ms", " a step; with the passes: too few rounds to say (1 of 8)"]);
+  assert.deepEqual(of("too few rounds to say (1 of 8)"), ["1 of 8 rounds", ": press Measure again"]);
+  assert.deepEqual(of("no difference seen"), ["356 ms", " a step; with the passes: no difference seen"]);
   assert.deepEqual(of("faster", true), ["356 ms", " a step"]);
 });
 
