@@ -117,8 +117,7 @@ def set_aside() -> None:
 def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a file's functions have cached goes with it, and its widgets, of which ipywidgets keeps all that are open: each
     collection of garbage would visit the captures of all files before."""
-    is_of_recorders = any(folder in request.path.as_posix() for folder in RECORDERS)
-    with nothing_set_aside() if is_of_recorders else counted_once():
+    with nothing_set_aside() if is_of_recorders(request.path) else counted_once():
         yield
         own = [one for one in vars(request.module).values() if type(one) is CACHED]
         for one in own:
@@ -126,6 +125,22 @@ def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
                 one.cache_clear()
         if "ipywidgets" in sys.modules:
             sys.modules["ipywidgets"].Widget.close_all()
+
+
+MANY = 30_000
+"""So many objects a recorder may list, twice, each time that it is entered in a process that sets objects aside itself."""
+
+
+@pytest.fixture(autouse=True)
+def few_to_visit(request: pytest.FixtureRequest, nothing_kept: None) -> Iterator[None]:
+    """What a test leaves, as captures that its file caches, is set aside once it is much, until the file ends."""
+    yield
+    if not is_of_recorders(request.path) and len(gc.get_objects()) > MANY:
+        set_aside()
+
+
+def is_of_recorders(path: Path) -> bool:
+    return any(folder in path.as_posix() for folder in RECORDERS)
 
 
 @contextmanager
@@ -148,6 +163,8 @@ def counted_once() -> Iterator[None]:
         yield
     finally:
         gc.get_freeze_count = asked
+        if asked() > count:
+            gc.unfreeze()  # and the next file collects what is garbage by then
 
 
 # --- what every test finds --------------------------------------------------------------------------------------------

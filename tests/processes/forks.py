@@ -18,11 +18,12 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 IMPORTED = (
     "torch", "torch._dynamo", "torch._dynamo.aot_compile", "torch._meta_registrations", "torch.distributed.fsdp", "sympy",
@@ -33,11 +34,20 @@ IMPORTED = (
 # --- for tests --------------------------------------------------------------------------------------------------------
 
 
+SERVER = "TRACEFUSE_TESTS_FORKS"
+"""The variable with the address of the server of forks, in programs whose own Python programs are forks too."""
+
+
 def run_python(
-    arguments: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 600
+    arguments: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600,
+    with_its_own: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run([sys.executable, *arguments], …)` gives with its output as text, and raises after `timeout`
-    seconds; `arguments` begin with `-c`, `-m` or a path."""
+    seconds; `arguments` begin with `-c`, `-m` or a path. `with_its_own`: what it runs so itself is a fork as well."""
     import torch
 
     environment = os.environ if env is None else env
@@ -46,10 +56,40 @@ def run_python(
         return subprocess.run(
             command, cwd=cwd, env=environment, timeout=timeout, capture_output=True, text=True, check=False
         )
+    if with_its_own:
+        environment = {**environment, SERVER: _server()}
+    return _captured(arguments, cwd, environment, timeout)
+
+
+def _captured(
+    arguments: Sequence[str], cwd: Path | None, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        status = first_failure([start(arguments, cwd, environment, out.fileno(), err.fileno())], timeout)
+        status = first_failure([start(arguments, cwd, env, out.fileno(), err.fileno())], timeout)
         said = [text_of(file.fileno()) for file in (out, err)]
     return subprocess.CompletedProcess([sys.executable, *map(str, arguments)], status, *said)
+
+
+def run_ranks(
+    arguments: Sequence[str], processes: int, folder: Path | None, environment: Mapping[str, str], timeout: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """`arguments` as `torchrun` runs them on so many ranks: with one store, and the first rank that fails ends the others, and
+    then the status is 1."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    common |= {"TORCHELASTIC_RUN_ID": "forks", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    common |= {f"{kind}WORLD_SIZE": str(processes) for kind in ("", "LOCAL_", "ROLE_")} | {"GROUP_WORLD_SIZE": "1"}
+    common |= {"GROUP_RANK": "0", "ROLE_NAME": "default"}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        forks = []
+        for rank in range(processes):
+            its = {f"{kind}RANK": str(rank) for kind in ("", "LOCAL_", "ROLE_")}
+            forks.append(start(arguments, folder, {**environment, **common, **its}, out.fileno(), err.fileno()))
+        status = first_failure(forks, timeout)
+        said = [text_of(file.fileno()) for file in (out, err)]
+    return subprocess.CompletedProcess(arguments, int(status != 0), *said)
 
 
 GRACE_S = 2.0
@@ -120,7 +160,9 @@ def start(arguments: Sequence[str], cwd: Path | None, env: Mapping[str, str], ou
 
 @cache
 def _server() -> str:
-    """The address of this process's server of forks, which ends with this process."""
+    """The address of this process's server of forks, which ends with this process, or of the one whose fork this is."""
+    if address := os.environ.get(SERVER):
+        return address
     folder = tempfile.mkdtemp(prefix="forks")
     address = f"{folder}/socket"
     ours, theirs = socket.socketpair()
@@ -218,6 +260,8 @@ def _run(arguments: list[str]) -> None:
     kind, *rest = arguments
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     folder = os.getcwd() if kind == "-m" else "" if kind == "-c" else str(Path(kind).resolve().parent)
+    if SERVER in os.environ:
+        subprocess.run = partial(_run_as_fork, subprocess.run)  # type: ignore[assignment]
     sys.path[0:1] = [folder, *(path for path in paths if path and path not in sys.path)]
     if kind == "-m":
         sys.argv = rest
@@ -232,6 +276,43 @@ def _run(arguments: list[str]) -> None:
         main.__file__ = os.path.join(os.getcwd(), kind)
         code = compile(Path(kind).read_bytes(), main.__file__, "exec")
     exec(code, vars(main))
+
+
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def _run_as_fork(
+    run: Callable[..., Any],
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    check: bool = False,
+    capture_output: bool = False,
+    text: bool = False,
+    **options: Any,
+) -> Any:
+    """`subprocess.run`: of Python programs whose output is text or nobody's."""
+    program, *arguments = map(str, command)
+    environment = os.environ if env is None else env
+    if options or capture_output != text or program != sys.executable:
+        options |= {"cwd": cwd, "env": env, "timeout": timeout, "capture_output": capture_output, "text": text}
+        return run(command, check=check, **options)
+    until = threading.TIMEOUT_MAX if timeout is None else timeout
+    if arguments[: len(LAUNCHER)] == LAUNCHER and not capture_output:
+        count, *rest = arguments[len(LAUNCHER) :]
+        done = run_ranks(rest, int(count), cwd, environment, until)
+        print(done.stdout, end="")
+        print(done.stderr, end="", file=sys.stderr)
+    elif capture_output:
+        done = _captured(arguments, cwd, environment, until)
+    else:
+        sys.stdout.flush()
+        done = subprocess.CompletedProcess(command, first_failure([start(arguments, cwd, environment, 1, 2)], until))
+    if check:
+        done.check_returncode()
+    return done
 
 
 def _status_of(arguments: list[str]) -> int:

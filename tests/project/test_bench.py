@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from forks import run_python
+from forks import run_python as run_alone
 
 from tracefuse.measure.timing import MIN_ROUNDS
 
 BENCH = Path(__file__).parents[1] / "bench"
 
 pytestmark = pytest.mark.slow
+
+# A script that runs another one in a process of its own need not import torch there once more.
+run_python = partial(run_alone, with_its_own=True)
 
 
 def run(name: str, tmp_path: Path, *flags: str) -> tuple[dict, str]:

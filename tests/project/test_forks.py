@@ -65,3 +65,22 @@ def test_the_rank_that_fails_first_ends_the_others(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "I fail" in done.stderr
     assert time.monotonic() - start_s < 100
+
+
+RUNS_OTHERS = """
+import subprocess, sys
+asked = "import sys; print('torch' in sys.modules)"
+print(subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout.strip(), flush=True)
+subprocess.run([sys.executable, "-c", "print('inherited')"], check=True)
+print(subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode)
+print(subprocess.run(["echo", "another program"], capture_output=True).stdout)
+subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.1)
+"""
+
+
+@pytest.mark.parametrize("with_its_own", [True, False])
+def test_what_a_program_runs_is_a_fork_too_where_that_is_wanted(tmp_path: Path, with_its_own: bool) -> None:
+    done = run_python(["-c", RUNS_OTHERS], cwd=tmp_path, with_its_own=with_its_own)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [str(with_its_own), "inherited", "3", "b'another program\\n'"]
+    assert "TimeoutExpired" in done.stderr

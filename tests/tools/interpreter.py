@@ -14,6 +14,11 @@ import pytest
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by the tests that start the interpreter")
 
+if INTERPRETED:
+    import quick_interpreter
+
+    quick_interpreter.use()
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +42,9 @@ def torchrun(
     importable = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(importable)}
     if not is_fresh and not torch.cuda.is_available():
-        return _forked([str(path), *arguments], processes, folder, environment)
+        from forks import run_ranks
+
+        return run_ranks([str(path), *arguments], processes, folder, environment)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(
         [*command, str(path), *arguments],
@@ -54,27 +55,6 @@ def torchrun(
         cwd=folder,
         env=environment,
     )
-
-
-def _forked(
-    arguments: list[str], processes: int, folder: Path, environment: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """As `torchrun` does it: one store for all ranks, the first that fails ends the others, and then the status is 1."""
-    from forks import first_failure, start, text_of
-
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    common |= {"TORCHELASTIC_RUN_ID": "forks", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
-    common |= {f"{kind}WORLD_SIZE": str(processes) for kind in ("", "LOCAL_", "ROLE_")} | {"GROUP_WORLD_SIZE": "1"}
-    common |= {"GROUP_RANK": "0", "ROLE_NAME": "default"}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        forks = []
-        for rank in range(processes):
-            its = {f"{kind}RANK": str(rank) for kind in ("", "LOCAL_", "ROLE_")}
-            forks.append(start(arguments, folder, environment | common | its, out.fileno(), err.fileno()))
-        status = first_failure(forks, timeout=280)
-        said = [text_of(file.fileno()) for file in (out, err)]
-    return subprocess.CompletedProcess(arguments, int(status != 0), *said)
 
 
 REST_S = 20.0
