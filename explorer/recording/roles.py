@@ -160,7 +160,8 @@ def _sources(
         if sources[value] == ("input", ""):
             given = data.get(value, "")  # torch's own modules call theirs "input", which says nothing
             variable = recorder.bindings.name_of(value, tensor) or moved.get(value, "")
-            sources[value] = "input", (variable or given) if given in ("", "input") else given
+            mine = recorder.bindings.held.get(value, "")  # the loop's own name, where its backward starts
+            sources[value] = "input", mine or ((variable or given) if given in ("", "input") else given)
     return sources, states
 
 

@@ -436,3 +436,28 @@ class Named(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.layer(features)
+
+
+def test_data_of_a_loops_function_is_called_as_its_variable_and_not_as_the_models_parameter() -> None:
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    model = Critic()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, Tensor]) -> None:
+        obs, ret = batch["obs"], batch["ret"]
+        optimizer.zero_grad()
+        F.mse_loss(model(obs), ret).backward()
+        optimizer.step()
+
+    data = [{"obs": torch.randn(5, 4), "ret": torch.randn(5, 2)} for _ in range(4)]
+    with tracefuse.capture_step(n=3) as c:
+        for batch in data:
+            step(batch)
+    assert c.optimize().compile().inputs == ("obs", "ret")
