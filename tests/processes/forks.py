@@ -78,18 +78,23 @@ def run_ranks(
     import torch.distributed as dist
 
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    common |= {"TORCHELASTIC_RUN_ID": "forks", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
-    common |= {f"{kind}WORLD_SIZE": str(processes) for kind in ("", "LOCAL_", "ROLE_")} | {"GROUP_WORLD_SIZE": "1"}
-    common |= {"GROUP_RANK": "0", "ROLE_NAME": "default"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         forks = []
         for rank in range(processes):
-            its = {f"{kind}RANK": str(rank) for kind in ("", "LOCAL_", "ROLE_")}
-            forks.append(start(arguments, folder, {**environment, **common, **its}, out.fileno(), err.fileno()))
+            its = {**environment, **variables_of(rank, processes, store.port)}
+            forks.append(start(arguments, folder, its, out.fileno(), err.fileno()))
         status = first_failure(forks, timeout)
         said = [text_of(file.fileno()) for file in (out, err)]
     return subprocess.CompletedProcess(arguments, int(status != 0), *said)
+
+
+def variables_of(rank: int, processes: int, port: int) -> dict[str, str]:
+    """The variables that `torchrun` gives a rank, with the port of a store that is there."""
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    common |= {"TORCHELASTIC_RUN_ID": "forks", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    common |= {f"{kind}WORLD_SIZE": str(processes) for kind in ("", "LOCAL_", "ROLE_")} | {"GROUP_WORLD_SIZE": "1"}
+    common |= {f"{kind}RANK": str(rank) for kind in ("", "LOCAL_", "ROLE_")}
+    return common | {"GROUP_RANK": "0", "ROLE_NAME": "default"}
 
 
 GRACE_S = 2.0

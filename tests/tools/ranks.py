@@ -36,7 +36,8 @@ def torchrun(
     """The run of `script`, which it leaves as `rank.py` in `folder`, in so many processes. It may fail.
 
     The script ends with `end()` of this module, which it can import, unless it tests what is left when a rank ends. Without a
-    CUDA GPU the ranks are forks, which spares them and `torchrun` the import of torch, unless they are to be `is_fresh`."""
+    CUDA GPU the ranks are forks, which spares them and `torchrun` the import of torch, unless they are to be `is_fresh`. A
+    rank alone needs no `torchrun`."""
     path = folder / "rank.py"
     path.write_text(script)
     importable = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -46,6 +47,11 @@ def torchrun(
 
         return run_ranks([str(path), *arguments], processes, folder, environment)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    if processes == 1:
+        from forks import variables_of
+
+        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        command, environment = [sys.executable], environment | variables_of(0, 1, store.port)
     return subprocess.run(
         [*command, str(path), *arguments],
         check=False,
