@@ -56,8 +56,9 @@ def sentence_record(
 
     `actions` are the findings that lead, each with what it is worth and the passes that pull it already: the one that passes
     gain more by than what is left of the first one, then what is left, in the order of `findings`, then what else passes mend.
-    Where the step waits for launches a CUDA graph stands behind the first of them, or before it where all is small, and the
-    last is what comes next and is not small to launches or to kernels, two as one; `as_graph` is the graph's code, "" where
+    Where the step waits for launches that is in the order of what it spares, a CUDA graph stands behind the first of them, or
+    before it where all is small, and the last is what comes next, two as one, if it is large to kernels, or to launches and
+    nothing is told to be mended that the code could; `as_graph` is the graph's code, "" where
     there is none. Where the passes make the step longer, that of `switches` leads that spares most of it, unless what is left
     of the first finding is worth more.
 
@@ -65,6 +66,8 @@ def sentence_record(
     pinned configuration."""
     left = [one for one in findings if _is_left(one) and not str(one["worth"]).startswith(NOTHING)]
     is_bound = clock.launches is not None
+    if is_bound:
+        left.sort(key=lambda one: -_left_us(one, clock))
     gained, still = (_launches_gained, _launches_of) if is_bound else (_gained, _share_left)
     pulled = max((one for one in findings if one["mended_by"] and gained(one)), key=gained, default=None)
     if pulled is not None and left and still(left[0]) >= gained(pulled):
@@ -79,7 +82,8 @@ def sentence_record(
     graph = _graphed(clock, as_graph, is_on_gpu) if is_bound and as_graph else []
     is_small = bool(rest) and switch is None and all(_is_small(one, is_bound) for one in rest)
     at, is_small = int(bool(rest) and not is_small), is_small and not graph
-    done, actions = _mended(findings, pulled), [_action(one, _left(one), _kind(one)) for one in rest]
+    beside = _beside(findings, pulled)
+    done, actions = _mended(pulled, beside), [_action(one, _left(one), _kind(one)) for one in rest]
     # A CPU that times the step runs no kernel.
     is_gained = is_on_gpu or clock.times[1].kind == "modelled" or not any("fuse" in one["by"] for one in done)
     if is_bound or not is_gained:
@@ -97,7 +101,8 @@ def sentence_record(
     shown = [*first, *(done if pulled else []), *actions, *(done if not pulled else [])][:most]
     if is_bound:
         led, late = [*first, *actions][: most - 1], [*first, *actions][most - 1 :]
-        big = [one for one in late if any(one["key"] == of["key"] and _is_told_late(of) for of in rest)]
+        told = {one["key"] for one in rest if _share_left(one) >= MEDIUM or not (beside or _is_small(one, is_bound))}
+        big = [one for one in late if one["key"] in told]
         shown = [*led, _joined(big[:2])] if big else shown
     return {
         "said": " ".join([*_with_remedy(head, is_bound and not is_blocked), lever]),
@@ -108,21 +113,24 @@ def sentence_record(
     }
 
 
-def _mended(findings: Sequence[Mapping[str, Any]], pulled: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """What passes mend, as one action: what is `pulled`, and the largest beside it that is no trifle and that the code could
-    mend as well."""
-    others = [
-        one
-        for one in findings
-        if one is not pulled and one["is_mended"] and _gained(one) >= LOW and not KINDS[one["id"]].by_passes_alone
-    ]
-    beside = max(others, key=_gained, default=None)
-    found = [one for one in (pulled, beside) if one is not None]
+def _mended(*findings: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What passes mend, as one action."""
+    found = [one for one in findings if one is not None]
     if len(found) < 2:
         return [_action(one, str(one["worth"]), str(one["kind"]), one["mended_by"]) for one in found]
     by = dict.fromkeys(name for one in found for name in one["mended_by"])
     titles = "; ".join(one["title"].partition(": ")[0] for one in found)
     return [_action(found[0], "", "", tuple(by)) | {"title": titles}]
+
+
+def _beside(findings: Sequence[Mapping[str, Any]], pulled: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The largest finding, but for what is `pulled`, that passes mend, that is no trifle and that the code could mend too."""
+    others = [
+        one
+        for one in findings
+        if one is not pulled and one["is_mended"] and _gained(one) >= LOW and not KINDS[one["id"]].by_passes_alone
+    ]
+    return max(others, key=_gained, default=None)
 
 
 def _graphed(clock: Clock, code: str, is_on_gpu: bool) -> list[dict[str, Any]]:
@@ -137,12 +145,6 @@ def _graphed(clock: Clock, code: str, is_on_gpu: bool) -> list[dict[str, Any]]:
     instead = told | {"source": "", "fix": fix, "code": code, "changes": None, "is_mended": False}
     worth = f"spares up to {time_text(takes - runs)} of {time_text(takes)}"
     return [told | {"worth": worth, "kind": "modelled", "by": [], "instead": instead}]
-
-
-def _is_told_late(finding: Mapping[str, Any]) -> bool:
-    """Whether a finding that others lead is worth its place on the first screen of a step that waits for launches: by those
-    that it spares, or by the time of its kernels, which a CUDA graph leaves."""
-    return not _is_small(finding, is_bound=True) or _share_left(finding) >= MEDIUM
 
 
 def _joined(actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -191,32 +193,33 @@ def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], 
         return action
     if count := round(finding["launches"]):
         whole = round(finding["launches_of"])
-        worth = f"spares up to {_spared(count, whole, clock)}{count:,} of {whole:,} launch{'es' * (whole > 1)}"
+        spared = _spared(count, whole, _share_left(finding), clock)
+        worth = f"spares up to {spared}{count:,} of {whole:,} launch{'es' * (whole > 1)}"
         return action | {"title": action["title"].partition(": ")[0], "worth": worth, "kind": "modelled"}
     minor = "" if _share_left(finding) >= MEDIUM else "minor: "
     return action | {"worth": f"{minor}{action['worth'].partition(', ')[0]} of kernels, no launch"}
 
 
-def _spared(count: int, whole: int, clock: Clock) -> str:
-    """`706 µs of 3.14 ms: `; "" where fewer launches spare no time."""
-    takes, left = _launching_us(count, whole, clock)
+def _spared(count: int, whole: int, share: float, clock: Clock) -> str:
+    """`706 µs of 3.14 ms: `; "" where neither fewer launches nor shorter kernels spare time."""
+    takes, left = _takes_us(count, whole, share, clock)
     return f"{time_text(takes - left)} of {time_text(takes)}: " if left < takes else ""
 
 
-def _launching_us(count: int, whole: int, clock: Clock) -> tuple[float, float]:
-    """What a step of `whole` launches takes, and what it takes without `count` of them: no less than its kernels."""
+def _takes_us(count: int, whole: int, share: float, clock: Clock) -> tuple[float, float]:
+    """What a step of `whole` launches takes, and what it takes without `count` of them and this share of its kernels' time."""
     assert clock.launches is not None
     is_after = whole == round(sum(clock.launches[1].values()))
     running = clock.times[1 if is_after else 0].step_us
-    takes, left = (max(HOST_US * launches, running) for launches in (whole, whole - count))
-    return takes, left
+    return max(HOST_US * whole, running), max(HOST_US * (whole - count), running * (1 - share))
 
 
 def _left_us(finding: Mapping[str, Any], clock: Clock) -> float:
     """What mending all that is left of it spares of the step at most; 0 where its worth is no time."""
+    share = _share_left(finding)
     if clock.launches is None:
-        return _share_left(finding) * clock.steps_us[1]
-    takes, left = _launching_us(round(finding["launches"]), round(finding["launches_of"]), clock)
+        return share * clock.steps_us[1]
+    takes, left = _takes_us(round(finding["launches"]), round(finding["launches_of"]), share, clock)
     return takes - left
 
 

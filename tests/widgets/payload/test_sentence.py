@@ -432,8 +432,31 @@ def test_behind_the_first_two_stands_what_is_large_to_launches_or_kernels_as_one
         "attention; head",
     ]
     assert both[2][1] == ""
+    mended = of("mended", 0, 0.1, is_mended=True, mended_by=["pad"])
+    assert shown(pulled, mended, casts, attention)[0][0] == "ops alone; mended"
+    assert shown(pulled, mended, casts, attention, head)[2][0] == "head"
     alone = shown(pulled, casts, trifle, head)
     assert alone[2] == ("head", "0.2 ms of kernels, no launch")
+
+
+def test_what_spares_kernels_too_leads_where_these_take_nearly_as_long_as_launches() -> None:
+    """A graph spares what kernels leave; an attention by hand spares of both."""
+    us = HOST_US * 900 / 1.1
+    times = OpTimes({"y": us}, "modelled for a GPU", device="a GPU")
+    bound = replace(
+        clock("modelled for"),
+        times=(times, times),
+        each=(dict.fromkeys(range(1200), 1.0), dict.fromkeys(range(900), 1.0)),
+    )
+    told = "1 ms of 7 ms a step (modelled)"
+    casts = finding("casts", told, 0.01, launches=300.0, launches_of=900.0, kind="modelled")
+    attention = finding("attention", told, 0.4, launches=120.0, launches_of=900.0, kind="modelled")
+    first, _, last = sentence_record(bound, [], None, [casts, attention], True, {}, as_graph="c.compile()")["actions"]
+    assert (first["key"], last["key"]) == ("attention", "casts")
+    assert (
+        first["worth"] == f"spares up to {time_text(HOST_US * 120)} of {time_text(HOST_US * 900)}: 120 of 900 launches"
+    )
+    assert last["worth"].startswith(f"spares up to {time_text(HOST_US * 900 - 0.99 * us)} of ")
 
 
 def test_the_code_for_a_cuda_graph_is_that_of_the_configuration() -> None:
