@@ -18,6 +18,9 @@ from tracefuse.optimizers.trace import Trace, is_on_gpu, origin, phase
 HOST_US = 8.4
 """The host's time for each op: eager `x * 2 + y`, which is two, takes it 16.9 µs on an H200 (`one launch` of
 tests/bench/launch.py, in tests/bench/results/launch_h200.json)."""
+WAITS = 1.25
+"""How many times as long as its kernels run launching them takes in a step that is said to wait for launches: where both take
+about as long, what shortens kernels is worth as much."""
 MEASURED = f"the host's {HOST_US} µs per op was measured on an H200's"
 
 
@@ -62,3 +65,9 @@ def _is_by_lists(step: Stepped) -> bool:
 def launching_us(launches: Mapping[str, float]) -> float:
     """The µs in which the host launches them."""
     return HOST_US * sum(launches.values())
+
+
+def waiting_us(running_us: float, launches: Mapping[str, float]) -> float:
+    """What a step takes whose kernels run for so long: launching them where that takes `WAITS` times as long."""
+    launching = launching_us(launches)
+    return launching if launching > WAITS * running_us else running_us

@@ -17,7 +17,7 @@ from tracefuse.config.configuration import Config
 from tracefuse.device.target import HERE, target
 from tracefuse.device.target import chosen as target_choice
 from tracefuse.errors import OptionError
-from tracefuse.measure.launches import launches, launching_us
+from tracefuse.measure.launches import launches, launching_us, waiting_us
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
 from tracefuse.measure.overlapped import check_recorded, has_collectives, has_recorded_collectives, on_mesh
 from tracefuse.measure.predicted import Anchor, Forecast, Predictor, typical_error
@@ -65,16 +65,16 @@ class Clock:
 
     @property
     def steps_us(self) -> tuple[float, float]:
-        """What the steps before and after take: their kernels, or launching them where that is modelled to take longer."""
+        """What the steps before and after take: their kernels, or launching them where they wait for that."""
         before, after = (one.step_us for one in self.times)
         if self.each is None:
             return before, after
-        return max(before, launching_us(self.each[0])), max(after, launching_us(self.each[1]))
+        return waiting_us(before, self.each[0]), waiting_us(after, self.each[1])
 
     @property
     def launches(self) -> tuple[Mapping[str, float], Mapping[str, float]] | None:
-        """The launches before and after, where launching the shown step's kernels takes longer than they run; else None."""
-        is_bound = self.each is not None and launching_us(self.each[1]) > self.times[1].step_us
+        """The launches before and after, where the shown step waits for its own; else None."""
+        is_bound = self.each is not None and self.steps_us[1] > self.times[1].step_us
         return self.each if is_bound else None
 
     def record(self) -> dict[str, Any]:
@@ -96,9 +96,9 @@ class Clock:
         }
 
     def takes_us(self, trace: Trace) -> float:
-        """What a step of `trace` takes: its kernels, or launching them where that takes longer than they are modelled to."""
+        """What a step of `trace` takes: its kernels, or launching them where it waits for that."""
         us = self.of(trace).step_us
-        return us if self.launched is None else max(us, launching_us(self.launched(trace)))
+        return us if self.launched is None else waiting_us(us, self.launched(trace))
 
     def delta_us(self, *records: PassRecord | None) -> float | None:
         """What one pass changed of the step, by its records in the step's parts; None where it did not run."""

@@ -55,7 +55,7 @@ def sentence_record(
     which leads, and `head` those before the levers; where all that is left `is_small`, none of it is the answer.
 
     `actions` are the findings that lead, each with what it is worth and the passes that pull it already: the one that passes
-    gain more by than what is left of the first one, then what is left, in the order of `findings`, then what else passes mend.
+    gain more by than what is left of the first one, then what is left, in the order of `findings`, then what else passes mend, then trifles.
     Where the step waits for launches that is in the order of what it spares, a CUDA graph stands behind the first of them, or
     before it where all is small, and the last is what comes next, two as one, if it is large to kernels, or to launches and
     nothing is told to be mended that the code could; `as_graph` is the graph's code, "" where
@@ -98,7 +98,10 @@ def sentence_record(
     if first:
         lever = f"First {first[0]['title']}: {first[0]['worth']}."
     most = MOST_ACTIONS - is_small
-    shown = [*first, *(done if pulled else []), *actions, *(done if not pulled else [])][:most]
+    trifles = {one["key"] for one in rest[1:] if one["worth_share"] is not None and _share_left(one) < LOW}
+    small = [one for one in actions if one["key"] in trifles and not is_bound]
+    large = [one for one in actions if one not in small]
+    shown = [*first, *(done if pulled else []), *large, *(done if not pulled else []), *small][:most]
     if is_bound:
         led, late = [*first, *actions][: most - 1], [*first, *actions][most - 1 :]
         told = {one["key"] for one in rest if _share_left(one) >= MEDIUM or not (beside or _is_small(one, is_bound))}
@@ -262,16 +265,17 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pi
     counts = [round(sum(one.values())) for one in clock.launches]
     launching = [launching_us(one) for one in clock.launches]
     running = [one.step_us for one in clock.times]
+    waited = clock.steps_us[0] > running[0]
     first = f"The GPU waits for launches: on {_place(clock)}, modelled, "
     was, now = (_takes(*one) for one in zip(counts, launching, running, strict=True))
     if counts[0] == counts[1]:
         first += f"{now}."
     elif is_pinned:
         first += f"{now}; as pinned, {was}."
-    elif launching[0] > running[0] and counts[1] > counts[0]:
+    elif waited and counts[1] > counts[0]:
         more = counts[1] - counts[0]
         first += f"{was}; the passes add {more:,} launch{'es' * (more > 1)}: {time_text(launching[1])}."
-    elif launching[0] > running[0]:
+    elif waited:
         left = f"{counts[1]:,} launches and" if counts[1] > 1 else "one launch and"
         first += f"{was}; the passes leave {left} {time_text(launching[1])}."
     else:

@@ -439,9 +439,21 @@ def test_behind_the_first_two_stands_what_is_large_to_launches_or_kernels_as_one
     assert alone[2] == ("head", "0.2 ms of kernels, no launch")
 
 
+def test_a_step_whose_kernels_run_nearly_as_long_as_their_launches_waits_for_none() -> None:
+    """Then its times are those of kernels, in the header as in the tree."""
+    for times, is_bound in ((1.2, False), (1.3, True)):
+        ran = OpTimes({"y": HOST_US * 900 / times}, "modelled for a GPU", device="a GPU")
+        each = dict.fromkeys(range(1000), 1.0), dict.fromkeys(range(900), 1.0)
+        shown = replace(clock("modelled for"), times=(ran, ran), each=each)
+        assert (shown.launches is not None) == is_bound
+        assert shown.steps_us[1] == (HOST_US * 900 if is_bound else ran.step_us)
+        said = sentence_record(shown, [], None, [], True, {})["said"]
+        assert said.startswith("The GPU waits for launches") == is_bound
+
+
 def test_what_spares_kernels_too_leads_where_these_take_nearly_as_long_as_launches() -> None:
     """A graph spares what kernels leave; an attention by hand spares of both."""
-    us = HOST_US * 900 / 1.1
+    us = HOST_US * 900 / 1.3
     times = OpTimes({"y": us}, "modelled for a GPU", device="a GPU")
     bound = replace(
         clock("modelled for"),
@@ -450,11 +462,11 @@ def test_what_spares_kernels_too_leads_where_these_take_nearly_as_long_as_launch
     )
     told = "1 ms of 7 ms a step (modelled)"
     casts = finding("casts", told, 0.01, launches=300.0, launches_of=900.0, kind="modelled")
-    attention = finding("attention", told, 0.4, launches=120.0, launches_of=900.0, kind="modelled")
+    attention = finding("attention", told, 0.4, launches=240.0, launches_of=900.0, kind="modelled")
     first, _, last = sentence_record(bound, [], None, [casts, attention], True, {}, as_graph="c.compile()")["actions"]
     assert (first["key"], last["key"]) == ("attention", "casts")
     assert (
-        first["worth"] == f"spares up to {time_text(HOST_US * 120)} of {time_text(HOST_US * 900)}: 120 of 900 launches"
+        first["worth"] == f"spares up to {time_text(HOST_US * 240)} of {time_text(HOST_US * 900)}: 240 of 900 launches"
     )
     assert last["worth"].startswith(f"spares up to {time_text(HOST_US * 900 - 0.99 * us)} of ")
 
