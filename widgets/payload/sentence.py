@@ -55,12 +55,11 @@ def sentence_record(
     which leads, and `head` those before the levers; where all that is left `is_small`, none of it is the answer.
 
     `actions` are the findings that lead, each with what it is worth and the passes that pull it already: the one that passes
-    gain more by than what is left of the first one, then what is left, in the order of `findings`, then what else passes mend, then trifles.
-    Where the step waits for launches that is in the order of what it spares, a CUDA graph stands behind the first of them, or
-    before it where all is small, and the last is what comes next, two as one, if it is large to kernels, or to launches and
-    nothing is told to be mended that the code could; `as_graph` is the graph's code, "" where
-    there is none. Where the passes make the step longer, that of `switches` leads that spares most of it, unless what is left
-    of the first finding is worth more.
+    gain more by than what is left of the first one, then what is left, in the order of `findings`, then what else passes mend,
+    then trifles. Where the step waits for launches they stand in the order of what they spare, a CUDA graph behind the first
+    of them, or before it where all is small, and last what comes next, two as one, if it is large to kernels or to launches;
+    `as_graph` is the graph's code, "" where there is none. Where the passes make the step longer, that of `switches` leads
+    that spares most of it, unless what is left of the first finding is worth more.
 
     Where it `is_blocked`, the step is neither compiled nor measured; where it `is_pinned`, the step before is that of the
     pinned configuration."""
@@ -82,8 +81,7 @@ def sentence_record(
     graph = _graphed(clock, as_graph, is_on_gpu) if is_bound and as_graph else []
     is_small = bool(rest) and switch is None and all(_is_small(one, is_bound) for one in rest)
     at, is_small = int(bool(rest) and not is_small), is_small and not graph
-    beside = _beside(findings, pulled)
-    done, actions = _mended(pulled, beside), [_action(one, _left(one), _kind(one)) for one in rest]
+    done, actions = _mended(pulled, _beside(findings, pulled)), [_action(one, _left(one), _kind(one)) for one in rest]
     # A CPU that times the step runs no kernel.
     is_gained = is_on_gpu or clock.times[1].kind == "modelled" or not any("fuse" in one["by"] for one in done)
     if is_bound or not is_gained:
@@ -104,7 +102,7 @@ def sentence_record(
     shown = [*first, *(done if pulled else []), *large, *(done if not pulled else []), *small][:most]
     if is_bound:
         led, late = [*first, *actions][: most - 1], [*first, *actions][most - 1 :]
-        told = {one["key"] for one in rest if _share_left(one) >= MEDIUM or not (beside or _is_small(one, is_bound))}
+        told = {one["key"] for one in rest if _share_left(one) >= MEDIUM or not _is_small(one, is_bound)}
         big = [one for one in late if one["key"] in told]
         shown = [*led, _joined(big[:2])] if big else shown
     return {

@@ -433,8 +433,7 @@ def test_behind_the_first_two_stands_what_is_large_to_launches_or_kernels_as_one
     ]
     assert both[2][1] == ""
     mended = of("mended", 0, 0.1, is_mended=True, mended_by=["pad"])
-    assert shown(pulled, mended, casts, attention)[0][0] == "ops alone; mended"
-    assert shown(pulled, mended, casts, attention, head)[2][0] == "head"
+    assert shown(pulled, mended, casts)[0][0] == "ops alone; mended"
     alone = shown(pulled, casts, trifle, head)
     assert alone[2] == ("head", "0.2 ms of kernels, no launch")
 
