@@ -69,7 +69,9 @@ def test_the_page_opens_by_itself(downloaded: Callable[[str], Path], browser: Br
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(path.as_uri())
     page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-    expect(page.get_by_test_id("tf-own-time")).to_contain_text(re.compile("^On this CPU.*(with the passes|of 8 rounds)"))
+    expect(page.get_by_test_id("tf-own-time")).to_contain_text(
+        re.compile("^On this CPU.*(with the passes|of 8 rounds)")
+    )
     page.close()
     assert errors == []
 
