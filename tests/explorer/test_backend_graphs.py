@@ -84,6 +84,14 @@ def meet(model: nn.Module, run: Callable, device: str) -> None:
     model.zero_grad(set_to_none=True)
 
 
+def train(device: str, count: int, *runs: Callable) -> None:
+    """So many forwards and backwards of each, on the same data."""
+    for _ in range(count):
+        x = draw(device)
+        for run in runs:
+            run(x).square().mean().backward()
+
+
 def same(model: nn.Module, eager: nn.Module) -> None:
     for (name, mine), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, msg=name)
@@ -133,13 +141,7 @@ def test_what_is_compiled_again_at_the_second_call_holds_no_graph_of_the_first(d
 
     eager, model, run = pair(device, Configured)
 
-    def steps() -> None:
-        for _ in range(4):
-            x = draw(device)
-            for called in (eager, run):
-                called(x).square().mean().backward()
-
-    quietly(steps)
+    quietly(lambda: train(device, 4, eager, run))
     same(model, eager)
     assert len(recorded) == 1
     assert recorded.replays() == 4
@@ -152,13 +154,7 @@ def test_constants_of_the_graph_stay_where_they_are(device: str, recorded: Recor
 
     eager, model, run = pair(device, Scaled)
 
-    def steps() -> None:
-        for _ in range(4):
-            x = draw(device)
-            for called in (eager, run):
-                called(x).square().mean().backward()
-
-    quietly(steps)
+    quietly(lambda: train(device, 4, eager, run))
     same(model, eager)
     assert recorded.replays() == 6
 
@@ -210,13 +206,7 @@ def test_a_first_result_that_is_kept_hinders_no_graph(device: str, recorded: Rec
     x = draw(device)
     firsts = [called(x).square().mean() for called in (eager, run)]
 
-    def steps() -> None:
-        for _ in range(3):
-            y = draw(device)
-            for called in (eager, run):
-                called(y).square().mean().backward()
-
-    quietly(steps)
+    quietly(lambda: train(device, 3, eager, run))
     for first in firsts:
         first.backward()
     same(model, eager)

@@ -96,15 +96,9 @@ def sentence_record(
     if first:
         lever = f"First {first[0]['title']}: {first[0]['worth']}."
     most = MOST_ACTIONS - is_small
-    trifles = {one["key"] for one in rest[1:] if one["worth_share"] is not None and _share_left(one) < LOW}
-    small = [one for one in actions if one["key"] in trifles and not is_bound]
-    large = [one for one in actions if one not in small]
-    shown = [*first, *(done if pulled else []), *large, *(done if not pulled else []), *small][:most]
-    if is_bound:
-        led, late = [*first, *actions][: most - 1], [*first, *actions][most - 1 :]
-        told = {one["key"] for one in rest if _share_left(one) >= MEDIUM or not _is_small(one, is_bound)}
-        big = [one for one in late if one["key"] in told]
-        shown = [*led, _joined(big[:2])] if big else shown
+    levers = actions if is_bound else _trifles_last(actions, rest, done if not pulled else [])
+    levers = [*(done if pulled else []), *levers, *(done if is_bound and not pulled else [])]
+    shown = (_with_next([*first, *actions], rest, most) if is_bound else []) or [*first, *levers][:most]
     return {
         "said": " ".join([*_with_remedy(head, is_bound and not is_blocked), lever]),
         "lead": head[0].partition(";")[0],
@@ -112,6 +106,23 @@ def sentence_record(
         "is_small": is_small,
         "actions": shown,
     }
+
+
+def _trifles_last(
+    actions: Sequence[dict[str, Any]], rest: Sequence[Mapping[str, Any]], done: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The actions of what is left, then what is `done`, then those that spare too little to stand before it."""
+    trifles = {one["key"] for one in rest[1:] if one["worth_share"] is not None and _share_left(one) < LOW}
+    large, small = ([one for one in actions if (one["key"] in trifles) == is_trifle] for is_trifle in (False, True))
+    return [*large, *done, *small]
+
+
+def _with_next(levers: Sequence[dict[str, Any]], rest: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
+    """The first levers of a step that waits for launches, and as the last action what comes next and is large to its kernels
+    or its launches; [] where nothing is."""
+    told = {one["key"] for one in rest if _share_left(one) >= MEDIUM or not _is_small(one, is_bound=True)}
+    big = [one for one in levers[most - 1 :] if one["key"] in told]
+    return [*levers[: most - 1], _joined(big[:2])] if big else []
 
 
 def _mended(*findings: Mapping[str, Any] | None) -> list[dict[str, Any]]:
