@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from tracefuse.assembly.program import CapturedProgram
@@ -62,15 +63,22 @@ class Passed:
     def passes(self) -> PassRecords:
         """One record per pass that is on, in pipeline order; `v.passes["remat"]` is that of one.
         A pass that failed carries its message and changed nothing."""
-        records: list[PassRecord] = []
+        return PassRecords(self._recorded())
+
+    def _recorded(self) -> Iterator[PassRecord]:
+        """Run the passes one after the other, but for those whose record the capture has."""
         trace, known = self.program.trace, self.capture.known_records
         for one in self.config.passes(self.capture.machine, issues_collectives(trace)):
             key = trace, one
             if key not in known:
                 (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
-            records.append(known[key])
+            yield known[key]
             trace = known[key].after
-        return PassRecords(records)
+
+    def run_ahead(self, is_stale: Callable[[], bool]) -> bool:
+        """Run the passes before anybody asks for them; False where `is_stale()` said between two of them that somebody asked
+        for something else. What ran until then is kept."""
+        return "passes" in vars(self) or not any(is_stale() for _ in self._recorded())
 
     def check(self) -> Self:
         """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""

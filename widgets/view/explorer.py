@@ -138,9 +138,10 @@ class Explorer(Keeping):
         variant = self.variant.with_config(**changes)
         before, after = config_record(self.variant.config), config_record(variant.config)
         changed = {PASS_OF.get(option, option) for option in after if after[option] != before.get(option)}
-        if why := next((one.error for one in variant.passes if one.error and one.name in changed), None):
-            raise PassError(why)
-        self.show(variant)
+        with self._asked():
+            if why := next((one.error for one in variant.passes if one.error and one.name in changed), None):
+                raise PassError(why)
+            self.show(variant)
 
     def pin(self, variant: Variant | None = None) -> None:
         """Compare with `variant` (default: the shown one) from now on, in place of the captured program."""

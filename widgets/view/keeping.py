@@ -5,7 +5,8 @@ A switch is answered by its numbers first, then by all that there is to say: see
 
 What a switch changes is told by the step without that pass. Its passes run right after the view is shown, while no cell runs
 and nothing is measured, and are at hand when the switch is used; so is what the view says of its traces, which is worked out
-once for each trace and takes longer than what it says of them together. The other input weights of `remat` follow.
+once for each trace and takes longer than what it says of them together. The other input weights of `remat` follow. A switch
+that is used meanwhile does not wait for the others: they stop behind the pass that runs, and go on behind the answer.
 
 The still form becomes the view itself once the kernel has time to make it. A page of the shown configuration is made as soon
 as nothing was asked for a while, then one with its neighbours, configuration by configuration, and only while no cell runs and
@@ -24,13 +25,16 @@ import gzip
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from string import Template
 from typing import Any
 
 from IPython.display import DisplayHandle, display
 
 from tracefuse.config.configuration import Config
+from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import held_configurations, page, tried_on
 from tracefuse.widgets.payload.facts import step_size
@@ -38,7 +42,7 @@ from tracefuse.widgets.payload.without import foreseen, reweighed
 from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view.boarding import Boarding
 from tracefuse.widgets.view.ending import publish
-from tracefuse.widgets.view.late import late_parts, late_tabs
+from tracefuse.widgets.view.late import PARTS, late_parts, late_tabs
 from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn
 
 _FRAMED = Template("""<div class="tf-still-$key"><div>$tables</div><script type="text/plain">$page</script><script>
@@ -129,6 +133,12 @@ class Keeper:
         self._timer.daemon = True
         self._timer.start()
 
+    def stop(self) -> None:
+        """What is done, and what would be, is stale."""
+        self._asked += 1
+        if self._timer is not None:
+            self._timer.cancel()
+
 
 class Keeping(Boarding):
     """A view that foresees what its switches change, and keeps its still form up to date."""
@@ -174,6 +184,17 @@ class Keeping(Boarding):
         if self.still.is_shown:
             self._touch()
 
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        """Somebody waits for what is done inside: what nobody asked for stops, and begins anew a while later."""
+        self._foreseer.stop()
+        self._keeper.stop()
+        try:
+            yield
+        finally:
+            if self.still.is_shown:
+                self._touch()
+
     def _touch(self) -> None:
         self._foreseer.touch(SOON_S)
         self._keeper.touch(QUIET_S)
@@ -193,20 +214,39 @@ class Keeping(Boarding):
         configs = [*configs, *reweighed(shown.config)]
         if not self._run_passes(shown, configs, is_stale):  # what a click would wait for longest
             return
-        for config in configs:
-            if not self._is_idle(is_stale):
-                return
-            with idle_turn():
-                self.held(shown.under(config))
+
+        def work_out(variant: Variant) -> None:
+            _, rest = self.measured.in_two(variant, self.baseline, self.name, PARTS)
+            if not is_stale():
+                rest()
+
+        self._ahead(shown, configs, work_out, is_stale)
 
     def _run_passes(self, shown: Variant, configs: Sequence[Config], is_stale: Callable[[], bool]) -> bool:
         """Run the passes of `configs`, whose sizes and payloads cost little then; False once something else is shown."""
-        for config in configs:
-            if not self._is_idle(is_stale):
-                return False
-            with idle_turn():
-                step_size(shown.under(config))
-        return True
+
+        def run(variant: Variant) -> None:
+            if variant.run_ahead(is_stale):
+                step_size(variant)
+
+        return self._ahead(shown, configs, run, is_stale)
+
+    def _ahead(
+        self,
+        shown: Variant,
+        configs: Sequence[Config],
+        work: Callable[[Variant], None],
+        is_stale: Callable[[], bool],
+    ) -> bool:
+        """Do `work` for the variant of each of `configs` while nobody asks for anything, with a look for garbage behind the
+        last one or before a wait; False once something else is shown."""
+        left = deque(configs)
+        while left and self._is_idle(is_stale):
+            with uncollected():
+                while left and not is_stale() and not self._is_busy():
+                    with idle_turn():
+                        work(shown.under(left.popleft()))
+        return not is_stale()
 
     def _keep(self, is_stale: Callable[[], bool]) -> None:
         """Make the page of what is shown, then that of its neighbours too."""
@@ -234,6 +274,9 @@ class Keeping(Boarding):
 
     def _is_idle(self, is_stale: Callable[[], bool]) -> bool:
         """Wait until no cell runs and no task is at work; False once something else is shown."""
-        while not is_stale() and (cells.is_running or self._task.is_running):
+        while not is_stale() and self._is_busy():
             time.sleep(POLL_S)
         return not is_stale()
+
+    def _is_busy(self) -> bool:
+        return cells.is_running or self._task.is_running

@@ -15,7 +15,8 @@ smallest: 1 is linear.
 A click is one switch of a view that has shown all passes, up to its numbers, which the view is sent before the rest. At once:
 the passes that run for it, then its numbers; what a switch before it computed is kept, as in the view. Foreseen: the same
 after the view was left alone for a moment, in which it runs the passes of every switch and works out what it says of them.
-`rest` is what follows the numbers of a click at once: the whole payload, the board and the still form.
+`every switch` is that moment and all passes together. `rest` is what follows the numbers of a click at once: the whole
+payload, the board and the still form.
 
 With `--check` the benchmark ends with status 1 where the passes of 20,000 ops take more than 5 s or grow more than 1.3, and
 where a goal is missed.
@@ -56,8 +57,14 @@ from results import environment, parser, write
 OPS, FEW_OPS = (5_000, 10_000, 20_000), (300, 600)
 MOST_S, MOST_GROWTH = 5.0, 1.3
 GOALS = {
-    ("GPT", 12): {"assembly": 1.0, "passes": 3.0, "slowest click": 0.15, "slowest foreseen click": 0.15},
-    ("GPT", 48): {"passes": 8.0, "slowest click": 0.5, "slowest foreseen click": 0.5},
+    ("GPT", 12): {
+        "assembly": 1.0,
+        "passes": 3.0,
+        "every switch": 3.0,
+        "slowest click": 0.15,
+        "slowest foreseen click": 0.15,
+    },
+    ("GPT", 48): {"passes": 8.0, "every switch": 8.0, "slowest click": 0.5, "slowest foreseen click": 0.5},
     ("LSTM", 400): {"all": 15.0},
 }
 """Of a family at a size the seconds that a stage may take; `all` is assembly and passes together."""
@@ -154,9 +161,9 @@ def measured(family: str, size: int) -> dict[str, Any]:
     return {"family": family, "size": size, **counts, "stages_s": seconds | by_pass}
 
 
-def clicks(family: str, size: int) -> dict[str, dict[str, float]]:
+def clicks(family: str, size: int) -> tuple[dict[str, dict[str, float]], float]:
     """The seconds of each switch: of its passes, its numbers and the rest at once, and up to its numbers once it was
-    foreseen."""
+    foreseen. Then the seconds until all are foreseen."""
     found = {name: dict[str, float]() for name in CLICKS}
     explorer = Watched(tracefuse.capture(FAMILIES[family](size)).optimize())
     for name, options in CLICKS.items():
@@ -167,13 +174,14 @@ def clicks(family: str, size: int) -> dict[str, dict[str, float]]:
             found[name]["numbers"] = explorer.numbers_at_s - start
             found[name]["rest"] -= found[name]["numbers"]
     explorer = Watched(tracefuse.capture(FAMILIES[family](size)).optimize())
-    explorer._foresee(lambda: False)
+    foreseen = dict[str, float]()
+    timed(foreseen, "all", lambda: explorer._foresee(lambda: False))
     for name, options in CLICKS.items():
         with clicked(explorer):
             start = time.process_time()
             explorer.configure(options)
             found[name]["foreseen"] = explorer.numbers_at_s - start
-    return found
+    return found, foreseen["all"]
 
 
 @contextmanager
@@ -253,9 +261,11 @@ def goals(limits_of: dict[tuple[str, int], dict[str, float]]) -> tuple[list[dict
     """The programs that have a goal, and what is missed."""
     records, missed = [], []
     for (family, size), limits in limits_of.items():
-        found = measured(family, size) | {"clicks_s": clicks(family, size)}
+        found = measured(family, size)
+        found["clicks_s"], foreseen_s = clicks(family, size)
         records.append(found)
         took = found["stages_s"]
+        took["every switch"] = took["passes"] + foreseen_s
         took["slowest click"] = slowest(found["clicks_s"], *AT_ONCE)
         took["slowest foreseen click"] = slowest(found["clicks_s"], "foreseen")
         print(f"{family} {size}, {found['ops']:,} ops: {', '.join(f'{n} {s:.2f} s' for n, s in took.items())}")

@@ -19,7 +19,7 @@ def pipeline(found: Data, source: str) -> str:
         for size in one["sizes"]
     ]
     rows += [_row(one, None) for one in found["goals"]]
-    clicks = "clicks foreseen", "clicks at once: passes and numbers"
+    clicks = "until every click is foreseen", "clicks foreseen", "clicks at once: passes and numbers"
     titles = ("seconds of a processor", "ops", *STAGES.values(), "passes, growth an op", *clicks)
     low, high = found["load"]
     missed = f" Missed: {'; '.join(found['missed'])}." if found["missed"] else ""
@@ -30,7 +30,8 @@ def _row(one: Data, growth: Data | None) -> list[str]:
     seconds, unit = one["stages_s"], "steps" if one["family"] == "LSTM" else "layers"
     grown = "" if growth is None else f"{growth['passes']:.2f}"
     clicks = one.get("clicks_s", {}).values()
-    shown = _range([c["foreseen"] for c in clicks]), _range([c["passes"] + c["numbers"] for c in clicks])
+    foreseen = f"{seconds['every switch']:.2f}" if "every switch" in seconds else ""
+    shown = foreseen, _range([c["foreseen"] for c in clicks]), _range([c["passes"] + c["numbers"] for c in clicks])
     times = [f"{seconds[stage]:.2f}" for stage in STAGES]
     return [f"{one['family']}, {one['size']} {unit}", f"{one['ops']:,}", *times, grown, *shown]
 

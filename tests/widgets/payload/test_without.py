@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -144,17 +145,50 @@ def test_the_passes_of_every_switch_run_before_the_payloads_of_any(
     """A click waits for them longest."""
     explorer = Explorer(shown)
     configs = [*foreseen(shown), *reweighed(shown.config)]
-    held, known = explorer.held, list[bool]()
+    made, known = explorer.measured.in_two, list[bool]()
 
-    def noted(variant: Variant) -> dict[str, Any]:
+    def noted(variant: Variant, *given: Any) -> Any:
         if variant is not shown:
             known.append(all(shown.capture.made(config) is not None for config in configs))
-        return held(variant)
+        return made(variant, *given)
 
-    monkeypatch.setattr(explorer, "held", noted)
+    monkeypatch.setattr(explorer.measured, "in_two", noted)
     explorer._foresee(lambda: False)
     assert known
     assert all(known)
+
+
+def test_what_is_foreseen_stops_behind_the_pass_that_runs(shown: Variant) -> None:
+    known, asked = shown.capture.known_records, list[int]()
+    assert shown.passes
+    before = len(known)
+
+    def is_stale() -> bool:
+        asked.append(len(known))
+        return len(known) > before
+
+    other = shown.with_config(simplify=False)
+    assert not other.run_ahead(is_stale)
+    assert len(known) == before + 1
+    assert shown.capture.made(other.config) is None
+    assert other.run_ahead(lambda: False)
+    assert len(other.passes) == len(shown.passes) - 1
+
+
+def test_a_switch_ends_what_is_foreseen(shown: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer = Explorer(shown)
+    foreseer = explorer._foreseer
+    questions: list[Callable[[], bool]] = []
+    monkeypatch.setattr(foreseer, "_work", questions.append)
+    foreseer.touch(0.0)
+    while not questions:
+        time.sleep(0.001)
+    (is_stale,) = questions
+    assert not is_stale()
+    seen: list[bool] = []
+    monkeypatch.setattr(explorer, "show", lambda _: seen.append(is_stale()))
+    explorer.configure({"cat": False})
+    assert seen == [True]
 
 
 def test_the_input_weights_are_those_that_the_view_offers(shown: Variant) -> None:
