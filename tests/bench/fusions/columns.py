@@ -128,6 +128,7 @@ def timed(work: Work, names: tuple[str, ...], budget_s: float) -> dict[str, dict
             column.step()
             clock.wait()
             found[name] = {"first_step_s": time.perf_counter() - start_s}
+            print(f"  {name}: the first step took {found[name]['first_step_s']:.1f} s", flush=True)
             for _ in range(SETTLED):
                 column.step()
             found[name] |= _added(column, before)
