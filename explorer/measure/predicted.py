@@ -4,8 +4,8 @@
     Predictor(anchors, peaks, …)(trace)    the ops of any configuration of the same program
 
 An anchor's ops are together the step that was timed. An op takes what its kernel keeps the device busy and what the device
-waits for its launch before that: the host launches one op after the other, each in the same time, a view in `VIEW` of it, and
-may be far ahead of the device or behind. How long it needs for all was timed with the step. So ops and views that go make a
+waits for its launch before that: the host launches one op after the other, each in as long as `host_launches` says, and may be
+far ahead of the device or behind. How long it needs for all was timed with the step. So ops and views that go make a
 step shorter where the host is behind, and kernels that become faster where it is ahead. What the step takes more or less than
 that says, as where a profiler slows kernels down, scales all. What was measured of ops that its trace does not have, as the
 copies of an update in place, counts for no op. A configuration that was measured has its own times. In any other one
@@ -13,6 +13,7 @@ copies of an update in place, counts for no op. A configuration that was measure
     an op that the anchor most alike has too, by name and by key, keeps the device busy as long as there;
     an op whose key was measured elsewhere takes what that takes in the mean;
     a kernel on a device that does not run Triton takes what its ops take, since those run there;
+    a kernel that reads and writes what a measured one does takes that one's time, in the ratio of what the roofline says;
     any other op takes what the roofline says, calibrated by the measured ops of its class.
 
 A key is the operator with all that decides what it runs: types, strides and devices of its operands, and its numbers.
@@ -40,9 +41,10 @@ from tracefuse.optimizers.ops import does_work, is_getitem, op_name
 from tracefuse.optimizers.trace import Trace, tensor_type
 
 Key = tuple[object, str]
-VIEW = 0.1
-"""What the host spends on a view, as a share of what it spends on an op in the mean: 1.5 µs beside the 9.4 of a kernel of ours
-(`tests/bench/launch.py` on an H200), and matmuls and attention take it longer."""
+VIEW, OPERAND, MATMUL = 0.1, 0.05, 2.2
+"""What the host spends on a view, on each operand of a kernel, and on a matmul, a convolution or attention, as shares of what
+it spends on an op, and on a kernel beside its operands. They are fitted to the toggles of the LSTM and the chain of
+`tests/bench/trust/forecasts.py` on an H200, whose steps wait for the host."""
 CALLED = {LINEAR_CROSS_ENTROPY: 20}
 """Operators that call many, and how many launches the host spends on them: a Llama of 8 layers that waits for the host takes
 5 % longer with a loss in chunks than without (`tests/bench/trust/forecasts.py`)."""
@@ -148,10 +150,16 @@ def host_launches(trace: Trace) -> dict[str, float]:
     found, views = {}, 0
     for node in trace.ops:
         if does_work(node):
-            found[node.name], views = CALLED.get(node.target, 1) + VIEW * views, 0
+            found[node.name], views = _host_launches_of(node) + VIEW * views, 0
         elif not is_getitem(node):
             views += 1
     return found
+
+
+def _host_launches_of(node: fx.Node) -> float:
+    if isinstance(node.target, Kernel):
+        return 1 + OPERAND * len(node.args)
+    return CALLED.get(node.target) or (MATMUL if flops(node) else 1)
 
 
 def _reads_results(node: fx.Node) -> bool:
@@ -182,6 +190,11 @@ def op_key(node: fx.Node) -> Key:
     return target, str(fx.node.map_arg((node.args, node.kwargs), _described))
 
 
+def traffic(kernel: fx.Node) -> Key:
+    """What a kernel reads and what it writes, whatever it computes between."""
+    return op_key(kernel)[1], _described(kernel)
+
+
 @once_per_value
 def _described(value: Any) -> str:
     return f"{tensor_type(value)}{[(t.stride(), t.device.type) for t in tensors_in(value)]}"
@@ -196,7 +209,7 @@ class Predictor:
 
     def __init__(self, anchors: Sequence[Anchor], peaks: Peaks, runs_triton: bool) -> None:
         self.anchors, self.peaks, self.runs_triton = tuple(anchors), peaks, runs_triton
-        self.fits = calibration(anchors, peaks)
+        self.fits, self.kernel_shares = calibration(anchors, peaks), kernel_shares(anchors, peaks)
         self.known: WeakKeyDictionary[Trace, OpTimes] = WeakKeyDictionary()
 
     def __call__(self, trace: Trace) -> OpTimes:
@@ -229,8 +242,11 @@ class Predictor:
         measured = next((one.by_key[key] for one in anchors if key in one.by_key), None)
         if measured is not None:
             return measured
-        if isinstance(kernel, Kernel) and not self.runs_triton:
-            return sum(self._of(inner, anchors) for inner in kernel.body.ops if does_work(inner))
+        if isinstance(kernel, Kernel):
+            if not self.runs_triton:
+                return sum(self._of(inner, anchors) for inner in kernel.body.ops if does_work(inner))
+            if share := self.kernel_shares.get(traffic(node)):
+                return share * modelled_us(node, self.peaks)
         fit = self.fits.get(class_of(node)) or self.fits[ALL]
         return fit(modelled_us(node, self.peaks))
 
@@ -271,6 +287,16 @@ def calibration(anchors: Iterable[Anchor], peaks: Peaks) -> dict[str, Fit]:
         if sum(modelled for modelled, _ in long):
             fits[name] = _in_proportion(long)
     return fits
+
+
+def kernel_shares(anchors: Iterable[Anchor], peaks: Peaks) -> dict[Key, float]:
+    """By what measured kernels read and write, what they took over what the roofline says, in the mean."""
+    points: dict[Key, list[tuple[float, float]]] = defaultdict(list)
+    for one in anchors:
+        for node in one.trace.ops:
+            if isinstance(node.target, Kernel) and one.busy_us.get(node.name) and (us := modelled_us(node, peaks)):
+                points[traffic(node)].append((us, one.busy_us[node.name]))
+    return {key: sum(us for _, us in found) / sum(us for us, _ in found) for key, found in points.items()}
 
 
 def _in_proportion(points: Sequence[tuple[float, float]]) -> Fit:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
 import programs
 import pytest
 import torch
+from torch import Tensor
 
 import tracefuse
 from tracefuse.measure import predicted
 from tracefuse.measure.op_times import OpTimes, Transfer, modelled
 from tracefuse.measure.predicted import (
+    MATMUL,
+    OPERAND,
     VIEW,
     Anchor,
     Forecast,
@@ -134,7 +138,7 @@ def test_a_device_that_is_ahead_waits_for_each_launch() -> None:
 )
 def test_a_kernel_begins_when_it_was_launched_and_the_one_before_has_ended(busy: list[int], waits: list[int]) -> None:
     """One launch takes 1 µs; the host is ahead of all but the first kernel."""
-    trace = tracefuse.capture(lambda x: ((x.sin().cos() @ x).exp(),), torch.randn(3, 3)).trace
+    trace = tracefuse.capture(lambda x: ((x.sin().cos() * x).exp(),), torch.randn(3, 3)).trace
     names = [node.name for node in trace.ops]
     found = with_waits(trace, dict(zip(names, map(float, busy), strict=True)), 1.0)
     assert list(found.values()) == waits
@@ -187,9 +191,36 @@ def test_of_two_programs_that_differ_in_views_each_is_itself() -> None:
 
 def test_an_operator_that_calls_many_takes_the_host_as_many_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = tracefuse.capture(lambda x: (x.sin() @ x.t(),), torch.randn(3, 3)).trace
-    assert list(host_launches(trace).values()) == [1, 1 + VIEW]
+    assert list(host_launches(trace).values()) == [1, MATMUL + VIEW]
     monkeypatch.setitem(predicted.CALLED, torch.ops.aten.mm.default, 20)
     assert list(host_launches(trace).values()) == [1, 20 + VIEW]
+
+
+def test_a_kernel_takes_the_host_longer_the_more_operands_it_has() -> None:
+    x = torch.randn(3, 3)
+    for step, operands in ((lambda x, y: ((x.sin() * y).exp(),), 2), (lambda x, y: ((x.sin() * x).exp() + 0 * x,), 1)):
+        fused = tracefuse.capture(step, x, x.clone()).optimize().whole
+        assert list(host_launches(fused).values()) == [1 + OPERAND * operands]
+
+
+def test_a_kernel_that_reads_and_writes_what_a_measured_one_does_is_as_far_from_the_roofline() -> None:
+    """A slow kernel of another program is told from its fast neighbour."""
+    given = torch.randn(64, 64), torch.randn(64, 256)
+
+    def programs_of(first: Callable[[Tensor], Tensor]) -> Trace:
+        return tracefuse.capture(lambda x, w: (((first(x) + 1) @ w).cos().exp(),), *given).optimize().whole
+
+    def kernels_of(trace: Trace) -> list[str]:
+        return [node.name for node in trace.ops if isinstance(node.target, Kernel)]
+
+    known, other = programs_of(torch.sin), programs_of(torch.tanh)
+    (slow, fast), (like_slow, _) = kernels_of(known), kernels_of(other)
+    model = modelled(known, PEAKS).us
+    us = {**model, slow: 10 * model[slow]}
+    told = predictor(Anchor(known, OpTimes(us, f"measured on {DEVICE}", device=DEVICE)))(other)
+    assert model[slow] != model[fast]
+    assert told.us[like_slow] == pytest.approx(10 * modelled(other, PEAKS).us[like_slow])
+    assert like_slow in told.predicted
 
 
 def test_a_view_more_costs_a_share_of_a_launch_where_the_step_waits_for_the_host() -> None:
