@@ -239,7 +239,7 @@ def test_which_side_waits_for_launches_is_told() -> None:
     assert left.startswith("The GPU waits for launches: on X, modelled, 100 launches take 870 µs, their kernels 2 µs.")
     assert takes == [2000.0, pytest.approx(100 * HOST_US)]
     left, _ = head((2000.0, many), (short, {"a": 1.0, "b": 1.0}))
-    said = "with the passes 2 launches take 16.8 µs, their kernels 2 µs; before them kernels run 2 ms."
+    said = "with the passes 2 launches take 17.4 µs, their kernels 2 µs; before them kernels run 2 ms."
     helps = "Fewer launches help most, and cuda_graph=True launches all at once."
     assert left == f"The GPU waits for launches: on X, modelled, {said} {helps}"
 
