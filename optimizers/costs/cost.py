@@ -76,7 +76,7 @@ _POINTWISE = {
 }  # fmt: skip
 _REDUCTIONS = {
     "sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin", "var", "var_mean",
-    "std", "std_mean", "logsumexp", "linalg_vector_norm", "norm", "_softmax", "_log_softmax",
+    "std", "std_mean", "cumsum", "logsumexp", "linalg_vector_norm", "norm", "_softmax", "_log_softmax",
     "_softmax_backward_data", "_log_softmax_backward_data", "mse_loss", "smooth_l1_loss", "nll_loss_forward",
     "nll_loss_backward", "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm",
     "_fused_rms_norm_backward", "native_group_norm", "native_group_norm_backward", "native_batch_norm_backward",

@@ -1,4 +1,4 @@
-"""The pass `fuse` turns pointwise ops, views, casts, gathers and reductions into Triton kernels; equal layers share one.
+"""The pass `fuse` makes Triton kernels of pointwise ops, views, casts, gathers, reductions and scans; equal layers share one.
 
 Without it every op reads its operands from memory and writes its result back. A kernel reads each input once, keeps what
 lies between in registers, and writes only what others read:

@@ -30,9 +30,11 @@ from tracefuse.optimizers.lowering.composites import COMPOSITES, CONSTANTS, REDU
 from tracefuse.optimizers.lowering.expressions import POINTWISE, rule_of
 from tracefuse.optimizers.lowering.gathers import GATHERS, gather_refusal
 from tracefuse.optimizers.lowering.geometry import (  # fmt: skip
+    MAX_ROW,
     MAX_STRIDED_ROW,
     MAX_SUMMED_ROW,
     NORM_BACKWARD,
+    SCANS,
     SUMMED,
     SUMS,
     Geometry,
@@ -310,6 +312,8 @@ def _row_refusal(node: fx.Node) -> str | None:
     if not reduced_dims(node) or torch.Size(shape).numel() == 1:
         return "it reduces a single element"
     geometry = rows_of(node) or columns_of(node)
+    if node.target in SCANS and (reason := _scan_refusal(node, geometry)):
+        return reason
     if geometry is None:
         if node.target in SUMMED:
             return "it reduces rows of one element"
@@ -322,6 +326,15 @@ def _row_refusal(node: fx.Node) -> str | None:
         return "it sums into a boolean"
     _, n_rows, n_cols = geometry.sizes
     return "it reduces rows of one element" if (n_rows if columns_of(node) else n_cols) == 1 else None
+
+
+def _scan_refusal(node: fx.Node, rows: Geometry | None) -> str | None:
+    if not val(node).is_floating_point():
+        return "it is a running sum of integers"
+    if rows is None or _skips_far(node, rows):
+        return f"its running sums are of more than {MAX_STRIDED_ROW} elements that do not lie together"
+    too_long = rows.sizes[2] > MAX_ROW
+    return f"its running sums are of more than {MAX_ROW} elements, which no program holds" if too_long else None
 
 
 def _many_parts_refusal(node: fx.Node) -> str | None:

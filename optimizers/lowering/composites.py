@@ -1,4 +1,4 @@
-"""The ops that are more than one expression: constants, reductions, softmax, norms; `placements` has the others.
+"""The ops that are more than one expression: constants, reductions, softmax, scans, norms; `placements` has the others.
 
 Each row of `COMPOSITES` is a function `(lowering, node, at, guards) -> Value`. A row reduction reads its operand along the
 whole row that the program holds, then continues at the index asked for. A column reduction adds up its operand over the
@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from tracefuse.optimizers.lowering.gathers import GATHERS
-from tracefuse.optimizers.lowering.geometry import along_row_dims, columns_of, operand_of
+from tracefuse.optimizers.lowering.geometry import along_row_dims, columns_of, operand_of, reduced_dims
 from tracefuse.optimizers.lowering.indexing import constant, reshape, unravel, variable
 from tracefuse.optimizers.lowering.layouts import FIRST
 from tracefuse.optimizers.lowering.literals import COMPUTE_TYPE, literal
@@ -31,6 +31,7 @@ from tracefuse.optimizers.lowering.reductions import (  # fmt: skip
     product,
     reduce,
     row_moments,
+    scan,
     summed_rows,
 )
 from tracefuse.optimizers.lowering.views import Indices
@@ -193,6 +194,19 @@ def _softmax_row(self: Lowering, node: fx.Node, at: Indices) -> Indices:
     return self.along_row(node, shape_of(node), along_row_dims(node), at)
 
 
+# --- scans ------------------------------------------------------------------------------------------------------------
+
+
+def _cumsum(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
+    """A running sum along the row that the program holds: from its end where the row is read so, as a flipped one is."""
+    operand, (dim,), shape = operand_of(node), reduced_dims(node), shape_of(node)
+    along = self.along_row(node, shape, (dim,), at)[dim]
+    if at[dim] not in (along, along.flipped(shape[dim])):
+        raise NotFusible(node, "its result is read in another order than the one along its rows")
+    block = self.value(operand, at, self.row_guards(node, guards))
+    return scan(self, node, self.rounded(block, val(operand).dtype, val(node).dtype), is_reversed=at[dim] != along)
+
+
 CONSTANTS = {
     aten.full.default: _full, aten.full_like.default: _full, aten.zeros.default: _full, aten.ones.default: _full,
     aten.zeros_like.default: _full, aten.ones_like.default: _full, aten.new_zeros.default: _full,
@@ -210,6 +224,7 @@ REDUCTIONS = {
     aten.logsumexp.default: _logsumexp,
     aten._softmax.default: _softmax, aten._log_softmax.default: _softmax,
     aten._softmax_backward_data.default: _softmax_backward, aten._log_softmax_backward_data.default: _softmax_backward,
+    aten.cumsum.default: _cumsum,
     aten.native_layer_norm.default: norm, aten.native_layer_norm_backward.default: norm_backward,
     aten._fused_rms_norm.default: norm, aten._fused_rms_norm_backward.default: norm_backward,
 }  # fmt: skip

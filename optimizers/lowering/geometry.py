@@ -11,8 +11,8 @@ operand lies in memory:
     a sum of few, very long rows             the same
 
 So the batch norm of a channels-last image is a sum down columns, and permuting such an image changes nothing. What is more
-than a sum (an extremum, a softmax) is a row reduction along any dimensions that a program holds: along the channels of NCHW
-its neighbours in memory are those of other rows, which the same program holds.
+than a sum (an extremum, a softmax, a running sum) is a row reduction along any dimensions that a program holds: along the
+channels of NCHW its neighbours in memory are those of other rows, which the same program holds.
 
 Norms and softmax reduce rows; the gradients of a norm's weight and bias are column reductions of the same elements.
 """
@@ -51,6 +51,9 @@ LARGE = 1 << 23
 """Elements of rows that are more than the caches of a GPU hold beside each other: 32 MiB in float32."""
 
 SUMS = {aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default}
+
+SCANS = {aten.cumsum.default}
+"""Their rows stay as long as they are; a program holds them as a whole."""
 
 MOMENTS = {aten.var.correction, aten.var_mean.correction}
 

@@ -1,13 +1,13 @@
 """Index algebra: which element of an operand an element of the result comes from, as simplified integer expressions.
 
-    index = const + sum of coefficient * atom
+    index = const + sum of coefficient * atom          negative coefficients where a dimension is flipped
     atom  = (variable // divisor) % modulus            variable: one loop variable of the kernel, in [0, extent)
 
 A view is a function from the result's indices, one per dimension, to its operand's. Composing such functions is what makes
 views free inside a kernel; the two rules below keep the composition from piling up `//` and `%`:
 
     a * ((v // (d * m)) % k) + b * ((v // d) % m)  =  b * ((v // d) % (m * k))     where a == b * m
-    (c * x + small) // d                           =  x // (d / c)                 where small < c and c divides d
+    (c * x + small) // d                           =  x // (d / c)                 where 0 <= small < c and c divides d
 
 Every index stands for values in range (a masked lane's address is never dereferenced), so `//` and `%` are exact.
 """
@@ -94,15 +94,20 @@ class Index:
         return frozenset().union(*(atom.lanes for _, atom in self.terms))
 
     @property
+    def lower(self) -> int:
+        """The smallest value it takes."""
+        return self.const + sum(c * (atom.count - 1) for c, atom in self.terms if c < 0)
+
+    @property
     def upper(self) -> int:
         """The largest value it takes."""
-        return self.const + sum(c * (atom.count - 1) for c, atom in self.terms)
+        return self.const + sum(c * (atom.count - 1) for c, atom in self.terms if c > 0)
 
     @property
     def text(self) -> str:
-        parts = [_term_text(c, atom) for c, atom in self.terms]
+        parts = [_term_text(c, atom) for c, atom in self.terms if c > 0]
         parts += [str(self.const)] if self.const or not parts else []
-        return " + ".join(parts)
+        return " - ".join([" + ".join(parts), *(_term_text(-c, atom) for c, atom in self.terms if c < 0)])
 
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
@@ -127,13 +132,19 @@ class Index:
         if by == 0:
             return self
         down = Index(self.terms, self.const - by)
-        if not self.terms or down.const >= 0:
+        if not self.terms or down.lower >= 0:
             return down
         return variable(f"({_signed(down)})", count, self.lanes)
+
+    def flipped(self, count: int) -> Index:
+        """The index of the element that `self` names in `[0, count)`, counted from the end."""
+        return self * -1 + (count - 1)
 
     def _divmod(self, by: int) -> tuple[Index, Index]:
         rest = Index(tuple([t for t in self.terms if t[0] % by]), self.const % by)
         quotient = Index(tuple([(c // by, atom) for c, atom in self.terms if c % by == 0]), self.const // by)
+        if rest.lower < 0:
+            return _as_one(self, by)
         if rest.upper < by:
             return quotient, rest
         high, low = _split_rest(rest, by)
@@ -210,18 +221,23 @@ def _join_digits(terms: list[tuple[int, Atom]]) -> list[tuple[int, Atom]]:
 
 
 def _split_rest(rest: Index, by: int) -> tuple[Index, Index]:
-    """`divmod(rest, by)` by the second rule of this module; a variable of its own text where no rule applies."""
+    """`divmod(rest, by)` by the second rule of this module; `_as_one` where no rule applies."""
     for unit in sorted({c for c, _ in rest.terms if c > 0 and by % c == 0}, reverse=True):
         small = Index(tuple(t for t in rest.terms if t[0] % unit), rest.const % unit)
         big = Index(tuple((c // unit, atom) for c, atom in rest.terms if c % unit == 0), rest.const // unit)
-        if small.upper >= unit:
+        if small.lower < 0 or small.upper >= unit:
             continue
         if len(big.terms) == 1 and big.terms[0][0] == 1 and big.const == 0:
             atom = big.terms[0][1]
             high, low = atom.floordiv(by // unit), atom.mod(by // unit)
             if high is not None and low is not None:
                 return _of(high), _of(low) * unit + small
-    whole = f"({rest.text})", rest.upper + 1, rest.lanes
+    return _as_one(rest, by)
+
+
+def _as_one(index: Index, by: int) -> tuple[Index, Index]:
+    """`divmod(index, by)` of an index as a variable of its own text."""
+    whole = f"({index.text})", index.upper + 1, index.lanes
     return _of(Atom(*whole, by)), _of(Atom(*whole, 1, by))
 
 

@@ -69,7 +69,7 @@ def _pick(self: Lowering, node: fx.Node, at: Indices, guards: Guards, dim: int, 
 
 def _reached(pieces: list[Part], index: Index) -> list[Part]:
     """Those of the pieces in which `index` can lie, at least one."""
-    first = bisect.bisect_right(pieces, index.const, key=lambda piece: piece[1] + piece[2])
+    first = bisect.bisect_right(pieces, index.lower, key=lambda piece: piece[1] + piece[2])
     last = bisect.bisect_right(pieces, index.upper, key=lambda piece: piece[1] + piece[2])
     first = min(first, len(pieces) - 1)
     return pieces[first : max(first, last) + 1]

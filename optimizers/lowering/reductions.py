@@ -120,6 +120,13 @@ def _whole_block(self: Lowering, block: Value, fill: str) -> str:
     return text
 
 
+def scan(self: Lowering, node: fx.Node, block: Value, is_reversed: bool) -> Value:
+    """The sum of `block` up to each place along the row, or with `is_reversed` from each place on."""
+    text, axis = _whole_block(self, block, "0"), 0 if self.layout.is_flat else 1
+    order = ", reverse=True" if is_reversed else ""
+    return self.emit(node, f"tl.cumsum({text}, axis={axis}{order})", block.dtype, block.lanes | COL)
+
+
 def summed_rows(self: Lowering, node: fx.Node) -> Lowering:
     """The lowering of the elements that `node` sums down the columns. Raises `NotFusible` where there is none."""
     if self.rows is None:

@@ -1,6 +1,6 @@
 """Views inside a kernel: for each view operator, which element of its operand an element of its result is.
 
-A row is a function `(arguments, indices, operand shape, result shape) -> indices into the operand`. `repeat` and the
+A row is a function `(arguments, indices, operand shape, result shape) -> indices into the operand`. `flip`, `repeat` and the
 pixel shuffles are here too: they copy in eager mode, but their results are functions of their operand's elements all the same.
 """
 
@@ -52,6 +52,11 @@ def _select(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: t
     return (*at[:dim], constant(args["index"] % shape[dim]), *at[dim:])
 
 
+def _flip(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: tuple[int, ...]) -> Indices:
+    dims = {dim % len(at) for dim in args["dims"]}
+    return tuple(index.flipped(shape[d]) if d in dims else index for d, index in enumerate(at))
+
+
 def _repeat(args: dict[str, Any], at: Indices, shape: tuple[int, ...], result: tuple[int, ...]) -> Indices:
     aligned = at[len(at) - len(shape) :]
     return tuple(index % size if size > 1 else constant(0) for index, size in zip(aligned, shape, strict=True))
@@ -84,6 +89,7 @@ VIEWS: dict[Any, Map] = {
     aten.expand.default: lambda args, at, shape, result: broadcast(at, shape),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
+    aten.flip.default: _flip,
     aten.repeat.default: _repeat,
     aten.pixel_shuffle.default: _pixel_shuffle,
     aten.pixel_unshuffle.default: _pixel_unshuffle,

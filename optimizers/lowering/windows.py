@@ -67,9 +67,9 @@ def _within(self: Lowering, node: fx.Node, index: Index, by: int, size: int) -> 
     """`index - by`, an index below `size`, and what must hold for that; None where it never does."""
     if not index.terms:
         return (constant(index.const - by), ()) if 0 <= index.const - by < size else None
-    if index.upper < by or index.const - by >= size:
+    if index.upper < by or index.lower - by >= size:
         return None
-    bounds = [f"({index.text} >= {by})"] if index.const < by else []
+    bounds = [f"({index.text} >= {by})"] if index.lower < by else []
     bounds += [f"({index.text} < {size + by})"] if index.upper - by >= size else []
     if not bounds:
         return index.shifted_down(by, size), ()

@@ -119,6 +119,11 @@ SHAPED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "places in long rows": (lambda x: (x * 2).max(-1), [(70, 16501)]),
     "places of NaN": (lambda x: torch.where(x > 1, float("nan"), x).min(1), [(3, 9, 5)]),
     "softmax of channels that come last": (lambda x: torch.softmax(x.permute(0, 3, 1, 2) * 2, 1), [(5, 6, 9, 33)]),
+    "running sums": (lambda x: ((y := (x * 2).cumsum(-1)) * x, y.sum(-1)), [(2, 3, 17)]),
+    "running sums along channels": (lambda x: (x * 2).cumsum(1) + 1, [(5, 7, 6, 9)]),
+    "running sums from the end": (lambda x: (x * 2).flip(1).cumsum(1).flip(1) + x, [(3, 33, 7)]),
+    "running sums of whole rows": (lambda x: (y := (x * 2).cumsum(-1), (y * x).sum(0)), [(90, 17)]),
+    "flipped": (lambda x: (x * 2).flip(0, 2).view(15, 7).flip(1) + x.view(-1, 7), [(3, 5, 7)]),
     "numbers for each channel": (
         lambda x, m, s, b: ((x - m) * s + b.view(-1, 1, 1)).relu(),
         [(3, 5, 16, 24), (1, 5, 1, 1), (1, 5, 1, 1), (5,)],

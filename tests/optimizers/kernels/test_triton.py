@@ -35,6 +35,7 @@ FILES = {
         "optimizers/kernels/test_overwriting.py",
         "optimizers/lowering/test_expressions.py",
         "optimizers/lowering/test_gathers.py",
+        "optimizers/lowering/test_scans.py",
         "optimizers/fuse/test_long_sums.py",
         "optimizers/fuse/test_casts.py",
         "optimizers/fuse/test_dropout.py",

@@ -142,12 +142,12 @@ def test_a_value_returned_as_a_gradient_is_not_written_again() -> None:
 
 def test_an_op_that_is_not_fused_costs_a_kernel_of_its_own() -> None:
     x, w = leaf(8, 8), leaf(8, 32)
-    short = simple(lambda: (x @ w).cos().flip(0).sin())
+    short = simple(lambda: (x @ w).cos().roll(1, 0).sin())
     after, decisions = remat(short, reduction_ratio=math.inf)
-    assert saved(after) == {"mm", "flip"}
+    assert saved(after) == {"mm", "roll"}
     reasons = {d.value: d.reason for d in decisions}
     kept, instead = "2 KiB, weighed as 1.1 KiB by the pass's factors", "as a kernel of its own"
-    assert reasons["flip"] == f"{kept}: to run aten.flip.default again moves 4 KiB, {instead}"
+    assert reasons["roll"] == f"{kept}: to run aten.roll.default again moves 4 KiB, {instead}"
     moved = "4.5 KiB moved, modelled as 1.38 ns by the H100 SXM datasheet"
     why = f"aten.mm.default is neither pointwise nor a reduction, and so not run again ({moved})"
     assert reasons["mm"] == f'{why}; recompute="mm" would do so'

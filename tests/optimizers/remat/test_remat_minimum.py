@@ -37,7 +37,7 @@ def random_trace(seed: int) -> Trace:
     grads = []
     for i in range(choice.randint(1, 3)):
         read = choice.choice(values[2:])
-        targets = {"heavy": (aten.cumsum.default, read, 0), "fused": (aten.exp.default, read)}
+        targets = {"heavy": (aten.cumprod.default, read, 0), "fused": (aten.exp.default, read)}
         grads.append(call(read, *targets[choice.choice(["heavy", "fused", "fused"])], name=f"g{i}"))
         grads[-1].meta["phase"] = "backward"
     graph.output((values[-1], *grads))
@@ -62,7 +62,7 @@ def _random_op(choice: random.Random, values: list[fx.Node], name: str) -> list[
             else [call(a, aten.view.default, a, [-1], name=name)]
         )
     targets = {
-        "heavy": (aten.cumsum.default, a, 0),
+        "heavy": (aten.cumprod.default, a, 0),
         "random": (aten.bernoulli.p, a, 0.5),
         "alone": (aten.repeat.default, a, [choice.choice([1, 16])]),
     }
