@@ -100,7 +100,7 @@ class GraphedHalves(Halves):
                 return [*super()._forward(boxed), *ticket]
             again = [boxed[at] for at in self.read_again]
             boxed.clear()
-            handed = [*self.among(results, self.results), *place.graphs.kept, *again]
+            handed = [*self.apart(self.among(results, self.results), self.repeated), *place.graphs.kept, *again]
         if place is not None and ticket:
             place.lend(*ticket)
         return [*handed, *ticket]

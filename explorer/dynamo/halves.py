@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, Literal
 
@@ -44,7 +44,9 @@ class Halves:
     which of the forward's outputs the backward reads, the last ones, and `read_again` which of its inputs. `read_results` are
     the numbers of the results that lie in memory that the backward reads. `views` are the places of the results that a view
     makes: autograd lets nobody write to a view that comes out of a function with several results, and AOTAutograd, which tells
-    of the views that a user is to see by itself, expects a tensor of its own in each place.
+    of the views that a user is to see by itself, expects a tensor of its own in each place. So `repeated` are the places of
+    results that an earlier place has too, as a value and what was detached from it are one to the passes: a tensor in both
+    would have no gradient.
     """
 
     def __init__(self, joint: Joint, variant: Optimised) -> None:
@@ -65,9 +67,9 @@ class Halves:
         self.saved = [at for at, out in enumerate(forward.outputs) if out.kind == "saved"]
         self.read_again = [primals.index(entry.name) for entry in backward.inputs if entry.name in primals]
 
-        self.views = [
-            at for at, result in enumerate(self.results) if result is not None and is_view(forward.returned[result])
-        ]
+        returned = [None if result is None else forward.returned[result] for result in self.results]
+        self.views = [at for at, node in enumerate(returned) if node is not None and is_view(node)]
+        self.repeated = [at for at, node in enumerate(returned) if node is not None and node in returned[:at]]
         kept = {storage for at in self.saved for storage in storages(forward.returned[at])}
         self.read_results = tuple(
             int(out.of.removeprefix(RESULT))
@@ -89,9 +91,7 @@ class Halves:
         outputs = self._run("forward", boxed)
         again = [boxed[at] for at in self.read_again]
         boxed.clear()
-        results = self.among(outputs, self.results)
-        for at in self.views:
-            results[at] = torch.ops.aten._unsafe_view.default(results[at], results[at].shape)
+        results = self.apart(self.among(outputs, self.results), {*self.views, *self.repeated})
         return [*results, *(outputs[at] for at in self.saved), *again]
 
     def backward(self, boxed: list[Any]) -> list[Any]:
@@ -130,6 +130,13 @@ class Halves:
             *(val(front.returned[at]) for at in self.saved),
             *(val(front.placeholders[at]) for at in self.read_again),
         ]
+
+    @staticmethod
+    def apart(results: list[Any], places: Iterable[int]) -> list[Any]:
+        """The same results, of which those in `places` are tensors of their own in the same memory."""
+        for at in places:
+            results[at] = torch.ops.aten._unsafe_view.default(results[at], results[at].shape)
+        return results
 
     @staticmethod
     def among(values: Sequence[Any], positions: Sequence[int | None]) -> list[Any]:

@@ -237,6 +237,34 @@ def test_a_result_may_be_written_to_where_a_view_makes_it() -> None:
     torch.testing.assert_close(gradients(torch.compile(features, backend=backend)), gradients(features))
 
 
+ALIASES: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "a view and the value detached": lambda h: (h.view(-1), h.detach()),
+    "the value detached and a view": lambda h: (h.detach(), h.t()),
+    "all three": lambda h: (h, h.detach(), h.flatten()),
+    "a view, detached too": lambda h: (h.view(-1), h.view(-1).detach(), h.detach()),
+    "the same twice": lambda h: (h, h),
+}
+
+
+@pytest.mark.parametrize("aliases", ALIASES)
+def test_results_in_the_same_memory_have_the_gradients_of_eager(aliases: str) -> None:
+    """Passes know a value and what was detached from it as one."""
+    layer, x = nn.Linear(6, 6).double(), torch.randn(4, 6, dtype=torch.float64)
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        return ALIASES[aliases](layer(x))
+
+    def trained(run: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[list[bool], list[Tensor], Tensor]:
+        results = run(x)
+        loss = sum((one.square().sum() for one in results if one.requires_grad), x.new_zeros(()))
+        (gradient,) = torch.autograd.grad(loss, [layer.weight])
+        return [one.requires_grad for one in results], [one.detach() for one in results], gradient
+
+    ours, theirs = trained(torch.compile(step, backend=backend)), trained(step)
+    assert ours[0] == theirs[0]
+    torch.testing.assert_close(ours[1:], theirs[1:])
+
+
 # --- options ------------------------------------------------------------------------------------------------------------
 
 

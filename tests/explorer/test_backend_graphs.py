@@ -110,6 +110,31 @@ def quietly(run: Callable[[], object]) -> None:
             assert not [str(one.message) for one in said if "without CUDA graphs" in str(one.message)]
 
 
+class Doubled(nn.Module):
+    """Gives a view of a value, and the value detached, which passes know as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.up(x)
+        return h.view(-1), h.detach()
+
+
+def test_results_in_the_same_memory_have_the_gradients_of_eager(device: str, recorded: Recorded) -> None:
+    eager, model, run = pair(device, Doubled)
+    for _ in range(6):
+        x = draw(device)
+        for net, step in ((eager, eager), (model, run)):
+            net.zero_grad(set_to_none=True)
+            viewed, detached = step(x)
+            assert (viewed.requires_grad, detached.requires_grad) == (True, False)
+            (viewed.square().sum() * (1 + detached.sum())).backward()
+        same(model, eager)
+    assert recorded.replays()
+
+
 def test_a_loop_replays_both_halves_at_every_step(device: str, recorded: Recorded) -> None:
     eager, model, run = pair(device)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (eager, model)]
