@@ -29,6 +29,14 @@ _OF_ALL_STEPS = (
     "compute it for all steps before the loop, as `x @ w` in place of `x[t] @ w`, and leave in the loop what needs the step "
     "before; `merge_matmuls` does so to small matmuls"
 )
+_OF_PARTS = (
+    "make the whole of its parts, `torch.cat` or `torch.stack`, or `torch.where` for a mask, instead of writing into "
+    "`out[…]`"
+)
+_OUT_OF_PLACE = (
+    "leave out the in-place, `inplace=False` of a module and `relu(x)` for `relu_(x)`: what it writes to is a view of what "
+    "the op before it made"
+)
 _CELLS = ("RNNCell", "LSTMCell", "GRUCell")
 """Modules of torch's that compute one step of a sequence, of which `torch.vmap` makes no sequence."""
 GROWING = 4
@@ -204,29 +212,36 @@ def _chain(last: fx.Node) -> list[fx.Node]:
 
 
 def writes_into_views(case: Case) -> Iterator[Finding]:
-    """Writes into slices of a tensor with a gradient, whose backward copies the whole gradient for each: `CopySlices`."""
+    """Writes into slices of a tensor with a gradient, and ops in place on a view of one, whose backward copies the whole
+    gradient for each: `CopySlices`."""
     late = [n for n in case.trace.ops if origin(n).autograd == "CopySlices" and does_work(n)]
     own = [n for n in case.trace.ops if not origin(n).autograd and case.half[n] == "forward"]
     forward = sorted((n for n in own if origin(n).seq is not None), key=lambda n: origin(n).seq or 0)
     wrote = {n: _write_before(n, forward) for n in late}
-    for group in grouped(late, lambda n: module_and_function(wrote[n])).values():
+    for (_, _, of_whole), group in grouped(late, lambda n: (*module_and_function(wrote[n]), _is_op(wrote[n]))).items():
         us, at = case.us(group), line_of(wrote[min(group, key=lambda n: origin(wrote[n]).seq or 0)])
-        writes = {origin(n).seq for n in group}
+        count, moved = len({origin(n).seq for n in group}), human_bytes(max(map(nbytes, group)))
+        done = f"{counted(count, 'op')} in place on a view" if of_whole else f"{counted(count, 'write')} into slices"
+        cost = f"cost{'s' * (count == 1)} the backward {counted(len(group), 'op')}: CopySlices"
         yield from case.finding(
             "write-into-view",
             case.severity(us),
-            f"{counted(len(writes), 'write')} into slices cost{'s' * (len(writes) == 1)} the backward "
-            f"{counted(len(group), 'op')}: CopySlices",
+            f"{done} {cost}",
             (
                 ("moved in the backward", human_bytes(sum(map(bytes_moved, group)))),
-                ("each write", f"copies a gradient of {human_bytes(max(map(nbytes, group)))} to clear a slice of it"),
+                ("each", f"copies a gradient of {moved} to clear what was written"),
             ),
             group,
             at,
-            "make the whole of its parts, `torch.cat` or `torch.stack`, or `torch.where` for a mask, instead of writing into "
-            "`out[…]`",
+            _OUT_OF_PLACE if of_whole else _OF_PARTS,
             us,
         )
+
+
+def _is_op(write: fx.Node) -> bool:
+    """Whether it computes what it writes from what was there, and is no assignment to a part."""
+    name = packet_name(write)
+    return not any(part in name for part in ("scatter", "slice", "select", "copy", "fill", "put", "as_strided"))
 
 
 def _write_before(node: fx.Node, forward: Sequence[fx.Node]) -> fx.Node:

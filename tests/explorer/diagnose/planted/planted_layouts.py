@@ -154,6 +154,20 @@ def halves_written_into_a_buffer(mistake: bool) -> Step:
     return trains(Rotary().to(BF16), torch.empty(8, 2048, 1024, dtype=BF16))
 
 
+@planted("write-into-view", "inplace=False")
+def in_place_on_what_a_norm_gives_as_a_view(mistake: bool) -> Step:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(8, 64, 3, bias=False), nn.InstanceNorm1d(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.conv(x))
+            return F.relu_(y) if mistake else F.relu(y)  # mistake
+
+    return trains(Block().to(BF16), torch.empty(64, 8, 2048, dtype=BF16))
+
+
 @planted("cat-of-nothing", "leave the empty part out")
 def cache_of_nothing(mistake: bool) -> Step:
     class Cached(nn.Module):
