@@ -70,10 +70,14 @@ class Passed:
         trace, known = self.program.trace, self.capture.known_records
         for one in self.config.passes(self.capture.machine, issues_collectives(trace)):
             key = trace, one
-            if key not in known:
-                (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
-            yield known[key]
-            trace = known[key].after
+            with (
+                self.capture.running
+            ):  # another thread may be at the same pass, and its record be what this one is given
+                if key not in known:
+                    (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
+                record = known[key]
+            yield record
+            trace = record.after
 
     def run_ahead(self, is_stale: Callable[[], bool]) -> bool:
         """Run the passes before anybody asks for them; False where `is_stale()` said between two of them that somebody asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
@@ -42,6 +43,8 @@ class Shared(ABC, Generic[V]):
         self._variants: dict[tuple[Config, DataSheet | None], Any] = {}
         self.known_records: dict[tuple[Trace, Pass], PassRecord] = {}
         """By the trace that a pass was given: a pass that changed nothing gave it on to the next one, with it or without."""
+        self.running = threading.RLock()
+        """Held while a pass runs, by one thread at a time."""
         self._timed: tuple[TimedKernel, ...] | None = None
         self.measurements, self.restored = Measurements(), Measurements()
         self.agreement: Agreement | None = None

@@ -13,7 +13,7 @@ copies of an update in place, counts for no op. A configuration that was measure
     an op that the anchor most alike has too, by name and by key, keeps the device busy as long as there;
     an op whose key was measured elsewhere takes what that takes in the mean;
     a kernel on a device that does not run Triton takes what its ops take, since those run there;
-    a kernel that reads and writes what a measured one does takes that one's time, in the ratio of what the roofline says;
+    a kernel that reads and writes what a measured one does, as many bytes, takes that one's time;
     any other op takes what the roofline says, calibrated by the measured ops of its class.
 
 A key is the operator with all that decides what it runs: types, strides and devices of its operands, and its numbers.
@@ -32,7 +32,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
-from tracefuse.measure.op_times import OpTimes, modelled_us
+from tracefuse.measure.op_times import OpTimes, call_nbytes, modelled_us
 from tracefuse.optimizers.costs.cost import Peaks, flops, op_class
 from tracefuse.optimizers.facts import once_per_value, tensors_in
 from tracefuse.optimizers.kernels.kernel import Kernel
@@ -190,9 +190,9 @@ def op_key(node: fx.Node) -> Key:
     return target, str(fx.node.map_arg((node.args, node.kwargs), _described))
 
 
-def traffic(kernel: fx.Node) -> Key:
-    """What a kernel reads and what it writes, whatever it computes between."""
-    return op_key(kernel)[1], _described(kernel)
+def traffic(kernel: fx.Node) -> tuple[str, str, int]:
+    """What a kernel reads and what it writes, whatever it computes between, and how many bytes: it may read a part."""
+    return op_key(kernel)[1], _described(kernel), call_nbytes(kernel)
 
 
 @once_per_value
@@ -209,7 +209,7 @@ class Predictor:
 
     def __init__(self, anchors: Sequence[Anchor], peaks: Peaks, runs_triton: bool) -> None:
         self.anchors, self.peaks, self.runs_triton = tuple(anchors), peaks, runs_triton
-        self.fits, self.kernel_shares = calibration(anchors, peaks), kernel_shares(anchors, peaks)
+        self.fits, self.by_traffic = calibration(anchors, peaks), by_traffic(anchors)
         self.known: WeakKeyDictionary[Trace, OpTimes] = WeakKeyDictionary()
 
     def __call__(self, trace: Trace) -> OpTimes:
@@ -245,8 +245,8 @@ class Predictor:
         if isinstance(kernel, Kernel):
             if not self.runs_triton:
                 return sum(self._of(inner, anchors) for inner in kernel.body.ops if does_work(inner))
-            if share := self.kernel_shares.get(traffic(node)):
-                return share * modelled_us(node, self.peaks)
+            if (us := self.by_traffic.get(traffic(node))) is not None:
+                return us
         fit = self.fits.get(class_of(node)) or self.fits[ALL]
         return fit(modelled_us(node, self.peaks))
 
@@ -289,14 +289,14 @@ def calibration(anchors: Iterable[Anchor], peaks: Peaks) -> dict[str, Fit]:
     return fits
 
 
-def kernel_shares(anchors: Iterable[Anchor], peaks: Peaks) -> dict[Key, float]:
-    """By what measured kernels read and write, what they took over what the roofline says, in the mean."""
-    points: dict[Key, list[tuple[float, float]]] = defaultdict(list)
+def by_traffic(anchors: Iterable[Anchor]) -> dict[tuple[str, str, int], float]:
+    """The mean time of the measured kernels of each traffic."""
+    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for one in anchors:
         for node in one.trace.ops:
-            if isinstance(node.target, Kernel) and one.busy_us.get(node.name) and (us := modelled_us(node, peaks)):
-                points[traffic(node)].append((us, one.busy_us[node.name]))
-    return {key: sum(us for _, us in found) / sum(us for us, _ in found) for key, found in points.items()}
+            if isinstance(node.target, Kernel) and node.name in one.busy_us:
+                found[traffic(node)].append(one.busy_us[node.name])
+    return {key: sum(times) / len(times) for key, times in found.items()}
 
 
 def _in_proportion(points: Sequence[tuple[float, float]]) -> Fit:

@@ -330,11 +330,11 @@ def _row_refusal(node: fx.Node) -> str | None:
 
 def _scan_refusal(node: fx.Node, rows: Geometry | None) -> str | None:
     if not val(node).is_floating_point():
-        return "it is a running sum of integers"
+        return "it is a cumulative sum of integers"
     if rows is None or _skips_far(node, rows):
-        return f"its running sums are of more than {MAX_STRIDED_ROW} elements that do not lie together"
+        return f"its cumulative sums are of more than {MAX_STRIDED_ROW} elements that do not lie together"
     too_long = rows.sizes[2] > MAX_ROW
-    return f"its running sums are of more than {MAX_ROW} elements, which no program holds" if too_long else None
+    return f"its cumulative sums are of more than {MAX_ROW} elements, which no program holds" if too_long else None
 
 
 def _many_parts_refusal(node: fx.Node) -> str | None:

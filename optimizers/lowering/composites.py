@@ -198,7 +198,7 @@ def _softmax_row(self: Lowering, node: fx.Node, at: Indices) -> Indices:
 
 
 def _cumsum(self: Lowering, node: fx.Node, at: Indices, guards: Guards) -> Value:
-    """A running sum along the row that the program holds: from its end where the row is read so, as a flipped one is."""
+    """A cumulative sum along the row that the program holds: from its end where the row is read so, as a flipped one is."""
     operand, (dim,), shape = operand_of(node), reduced_dims(node), shape_of(node)
     along = self.along_row(node, shape, (dim,), at)[dim]
     if at[dim] not in (along, along.flipped(shape[dim])):

@@ -11,7 +11,7 @@ operand lies in memory:
     a sum of few, very long rows             the same
 
 So the batch norm of a channels-last image is a sum down columns, and permuting such an image changes nothing. What is more
-than a sum (an extremum, a softmax, a running sum) is a row reduction along any dimensions that a program holds: along the
+than a sum (an extremum, a softmax, a cumulative sum) is a row reduction along any dimensions that a program holds: along the
 channels of NCHW its neighbours in memory are those of other rows, which the same program holds.
 
 Norms and softmax reduce rows; the gradients of a norm's weight and bias are column reductions of the same elements.

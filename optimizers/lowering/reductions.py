@@ -121,7 +121,10 @@ def _whole_block(self: Lowering, block: Value, fill: str) -> str:
 
 
 def scan(self: Lowering, node: fx.Node, block: Value, is_reversed: bool) -> Value:
-    """The sum of `block` up to each place along the row, or with `is_reversed` from each place on."""
+    """The sum of `block` up to each place along the row, or with `is_reversed` from each place on. Raises `NotFusible` where
+    the program does not hold the whole row."""
+    if self.layout.loop is not None and self.layout.loop.lane == "col":
+        raise NotFusible(node, "its cumulative sums are of more elements than a program holds")
     text, axis = _whole_block(self, block, "0"), 0 if self.layout.is_flat else 1
     order = ", reverse=True" if is_reversed else ""
     return self.emit(node, f"tl.cumsum({text}, axis={axis}{order})", block.dtype, block.lanes | COL)

@@ -43,7 +43,7 @@ from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view.boarding import Boarding
 from tracefuse.widgets.view.ending import publish
 from tracefuse.widgets.view.late import PARTS, late_parts, late_tabs
-from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn
+from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn, is_timed_elsewhere
 
 _FRAMED = Template("""<div class="tf-still-$key"><div>$tables</div><script type="text/plain">$page</script><script>
 for (const host of document.querySelectorAll(".tf-still-$key")) {
@@ -195,6 +195,11 @@ class Keeping(Boarding):
             if self.still.is_shown:
                 self._touch()
 
+    @contextmanager
+    def _between_rounds(self) -> Iterator[None]:
+        with self._asked(), super()._between_rounds():
+            yield
+
     def _touch(self) -> None:
         self._foreseer.touch(SOON_S)
         self._keeper.touch(QUIET_S)
@@ -226,7 +231,7 @@ class Keeping(Boarding):
         """Run the passes of `configs`, whose sizes and payloads cost little then; False once something else is shown."""
 
         def run(variant: Variant) -> None:
-            if variant.run_ahead(is_stale):
+            if variant.run_ahead(is_stale) and (variant.update is None or variant.update.run_ahead(is_stale)):
                 step_size(variant)
 
         return self._ahead(shown, configs, run, is_stale)
@@ -279,4 +284,4 @@ class Keeping(Boarding):
         return not is_stale()
 
     def _is_busy(self) -> bool:
-        return cells.is_running or self._task.is_running
+        return cells.is_running or self._task.is_running or is_timed_elsewhere()

@@ -171,6 +171,14 @@ def idle_turn() -> Iterator[None]:
         yield
 
 
+def is_timed_elsewhere() -> bool:
+    """Whether another thread has its turn."""
+    is_mine = turn.acquire(blocking=False)
+    if is_mine:
+        turn.release()
+    return not is_mine
+
+
 def _on_gpu_of(inputs: tuple[torch.Tensor, ...]) -> AbstractContextManager[Any]:
     """The current GPU is a thread's own affair: that of the first input, as in the thread that captured."""
     found = next((t.device for t in inputs if t.is_cuda), None)

@@ -1,4 +1,4 @@
-"""Running sums in kernels, also from the end: numbers, order, what stays with ATen, and what an H100's code takes."""
+"""Cumulative sums in kernels, also from the end: numbers, order, what stays with ATen, and what an H100's code takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDING = {f32: 5e-6, bf16: 2**-7, f16: 2**-9}
 
 
 def summed(x: Tensor, w: Tensor, g: Tensor, dim: int) -> tuple[Tensor, ...]:
-    """Running sums between neighbours, and their gradients by `g`. Where padding is read as 0, the sigmoid is 1/2."""
+    """Cumulative sums between neighbours, and their gradients by `g`. Where padding is read as 0, the sigmoid is 1/2."""
     x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
     y = torch.tanh((x * w).sigmoid().cumsum(dim) * w / x.shape[dim])
     return y.detach(), *torch.autograd.grad(y, (x, w), g)
@@ -135,11 +135,14 @@ def test_a_recurrence_in_chunks_is_one_kernel_forward_and_one_backward() -> None
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
-        (lambda x: (x * 2).int().cumsum(1), "it is a running sum of integers"),
+        (lambda x: (x * 2).int().cumsum(1), "it is a cumulative sum of integers"),
         (lambda x: (x * 2).cumsum(1), None),
-        (lambda x: (x * 2).cumsum(0), "its running sums are of more than 1024 elements that do not lie together"),
-        (lambda x: (x * 2).t().cumsum(-1), "its running sums are of more than 1024 elements that do not lie together"),
-        (lambda x: x.view(-1).cumsum(0), "its running sums are of more than 16384 elements, which no program holds"),
+        (lambda x: (x * 2).cumsum(0), "its cumulative sums are of more than 1024 elements that do not lie together"),
+        (
+            lambda x: (x * 2).t().cumsum(-1),
+            "its cumulative sums are of more than 1024 elements that do not lie together",
+        ),
+        (lambda x: x.view(-1).cumsum(0), "its cumulative sums are of more than 16384 elements, which no program holds"),
         (lambda x: x.view(-1, 1).cumsum(1), "it reduces rows of one element"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,6 +25,7 @@ from tracefuse.widgets.payload.pack import decode
 from tracefuse.widgets.payload.program import payload
 from tracefuse.widgets.payload.without import foreseen, reweighed, without_record
 from tracefuse.widgets.view.explorer import Explorer
+from tracefuse.widgets.view.keeping import StillForm
 
 
 def headline(shown: dict[str, Any]) -> dict[str, float]:
@@ -175,7 +178,8 @@ def test_what_is_foreseen_stops_behind_the_pass_that_runs(shown: Variant) -> Non
     assert len(other.passes) == len(shown.passes) - 1
 
 
-def test_a_switch_ends_what_is_foreseen(shown: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["configure", "pin", "unpin"])
+def test_a_switch_ends_what_is_foreseen(how: str, shown: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     explorer = Explorer(shown)
     foreseer = explorer._foreseer
     questions: list[Callable[[], bool]] = []
@@ -185,10 +189,47 @@ def test_a_switch_ends_what_is_foreseen(shown: Variant, monkeypatch: pytest.Monk
         time.sleep(0.001)
     (is_stale,) = questions
     assert not is_stale()
-    seen: list[bool] = []
-    monkeypatch.setattr(explorer, "show", lambda _: seen.append(is_stale()))
-    explorer.configure({"cat": False})
+    seen, kept = list[bool](), explorer._keeper._asked
+    monkeypatch.setattr(explorer, "show", lambda *_: seen.append(is_stale()))
+    if how == "configure":
+        explorer.configure({"cat": False})
+    else:
+        explorer._do({"type": how})
     assert seen == [True]
+    assert explorer._keeper._asked > kept
+
+
+def test_what_is_foreseen_begins_anew_behind_a_switch_that_fails(
+    shown: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explorer, touched = Explorer(shown), list[bool]()
+    monkeypatch.setattr(StillForm, "is_shown", True)
+    monkeypatch.setattr(explorer, "_touch", lambda: touched.append(True))
+    monkeypatch.setattr(explorer, "show", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        explorer.configure({"cat": False})
+    assert touched
+
+
+def test_no_garbage_is_looked_for_between_what_is_foreseen(shown: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer, thresholds = Explorer(shown), list[int]()
+    explorer._ahead(shown, [shown.config] * 2, lambda _: thresholds.append(gc.get_threshold()[0]), lambda: False)
+    assert thresholds == [0, 0]
+    assert gc.get_threshold()[0]
+
+
+def test_two_threads_run_a_pass_once(shown: Variant) -> None:
+    assert shown.passes
+    other = shown.with_config(simplify=False)
+    before, records = len(shown.capture.known_records), list[Any]()
+    threads = [threading.Thread(target=lambda: records.append([*other._recorded()])) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    one, two = records
+    assert all(a is b for a, b in zip(one, two, strict=True))
+    assert len(shown.capture.known_records) == before + len(one)
 
 
 def test_the_input_weights_are_those_that_the_view_offers(shown: Variant) -> None:
