@@ -325,7 +325,7 @@ def test_collections_pause_while_a_graph_is_recorded(fails: bool, monkeypatch: p
     with refused, recording(Graph(), (0, 1), None):  # type: ignore[arg-type]
         if fails:
             raise RuntimeError("no room")
-    assert gc.isenabled()
+    assert gc.get_threshold()[0] > 0
     assert seen == ({"before": False} if fails else {"before": False, "at the end": False, "made": True})
 
 
@@ -342,7 +342,7 @@ def test_garbage_waits_until_a_graph_is_recorded() -> None:
         return graph, made
 
     def with_much_garbage() -> Tensor:
-        assert not gc.isenabled()
+        assert gc.get_threshold()[0] == 0
         assert len([[] for _ in range(5_000)]) == 5_000
         return x + 2
 
@@ -353,4 +353,4 @@ def test_garbage_waits_until_a_graph_is_recorded() -> None:
     graph.replay()
     assert made.tolist() == [3.0] * 8
     assert torch.rand(2, device="cuda").isfinite().all()
-    assert gc.isenabled()
+    assert gc.get_threshold()[0] > 0
