@@ -6,6 +6,7 @@ through the optimizers, which make new tensors when a checkpoint is loaded.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ class Live:
         self._slots = {**joint.slots, **update.slots}
         self._called = {i.name: i.source for one in (joint, update) for i in one.trace.inputs}
         self._there: list[tuple[Held, str, torch.Tensor]] = []
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._known: list[Any] = []
         self._entries: list[Any] = []
         self._told: set[str] = set()
@@ -73,7 +75,8 @@ class Live:
         """Whether optimizers have what they kept, which loading a checkpoint makes anew, and modules their tensors."""
         self._modes.tell(5)
         is_same = are_same(self._parts(), self._known) and are_same(entries_of(self._optimizers()), self._entries)
-        return is_same and all(held.get(key) is tensor for held, key, tensor in self._there)
+        are_there = all(module() is not None for module in self._modules)
+        return is_same and are_there and all(held.get(key) is tensor for held, key, tensor in self._there)
 
     def groups(self) -> list[list[dict[str, Any]]]:
         return [optimizer.param_groups for optimizer in self._optimizers()]
@@ -101,11 +104,14 @@ class Live:
 
     def _follow_modules(self) -> None:
         """Find buffers where their modules have them. Raises `ExportError` where a module has another parameter, which no
-        optimizer knows, or has the buffer no more."""
-        self._there = []
+        optimizer knows, or has the buffer no more. Warns, once, where a module is gone and others are not, as when another
+        has taken its place."""
+        self._there, gone = [], list[str]()
+        self._modules = [*{id(slot.module): slot.module for slot in self._slots.values() if slot.module()}.values()]
         for name, slot in self._slots.items():
             held = slot.held_in()
             if held is None:  # the module is gone, and its tensors are the step's alone
+                gone.append(self._called[name])
                 continue
             now = held.get(slot.key)
             if now is None or (slot.kind == "parameter" and now is not self._tensors[name]):
@@ -116,6 +122,13 @@ class Live:
                 )
             self._tensors[name] = now
             self._there.append((held, slot.key, now))
+        if self._there and gone and gone[0] not in self._told:
+            self._told.add(gone[0])
+            tell(
+                f"the module that had {gone[0]} when the step was captured is gone, and the step goes on with its tensors: "
+                "capture the step again if another module is in its place",
+                6,
+            )
 
     def _parts(self) -> list[Any]:
         return [part for one in self._optimizers() for part in (one.state, one.param_groups)]

@@ -663,7 +663,22 @@ def test_the_step_of_a_model_that_is_gone_runs_on() -> None:
     loop, data = Loop(), data_of(6)
     step = captured(loop, data[:5]).compile()
     loop.model = network(4, 6, 3)
-    assert step(*data[5]).isfinite()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".* is gone")
+        assert step(*data[5]).isfinite()
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_module_that_is_replaced_is_told_once(calls: int) -> None:
+    loop, data = Loop(), data_of(6)
+    step = captured(loop, data[:5]).compile()
+    for _ in range(calls):
+        step(*data[5])
+    loop.model[3] = nn.Linear(6, 3).double()
+    with pytest.warns(UserWarning, match=r"the module that had 3\.\w+ .* is gone, .* capture the step again") as told:
+        losses = [step(*data[5]) for _ in range(2)]
+    assert all(one.isfinite() for one in losses)
+    assert len([one for one in told if " is gone" in str(one.message)]) == 1
 
 
 @pytest.mark.parametrize("what", ["1.running_mean", "exp_avg of 0.weight"])
