@@ -192,7 +192,7 @@ def _switched(switch: Switch, clock: Clock) -> dict[str, Any]:
 
 
 def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str] = ()) -> dict[str, Any]:
-    said = in_short(worth)
+    said = _of_step(worth)
     told = said if kind == "measured" else said.removeprefix("about ")  # the mark of its kind says so
     return {"key": finding["key"], "title": finding["title"], "worth": told, "kind": kind, "by": list(by)}
 
@@ -209,7 +209,7 @@ def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], 
         worth = f"spares up to {spared}{count:,} of {whole:,} launch{'es' * (whole > 1)}"
         return action | {"title": action["title"].partition(": ")[0], "worth": worth, "kind": "modelled"}
     minor = "" if _share_left(finding) >= MEDIUM else "minor: "
-    return action | {"worth": f"{minor}{action['worth'].partition(', ')[0]} of kernels, no launch"}
+    return action | {"worth": f"{minor}{action['worth'].partition(', ')[0].partition(' of ')[0]} of kernels, no launch"}
 
 
 def _spared(count: int, whole: int, share: float, clock: Clock) -> str:
@@ -407,6 +407,12 @@ def _left(finding: Mapping[str, Any]) -> str:
 
 def _kind(finding: Mapping[str, Any]) -> str:
     return str(finding["left_kind"] or finding["kind"])
+
+
+def _of_step(worth: str) -> str:
+    """A worth as an amount of the step that it is a part of, which is the captured one or the shown one: "2.1 ms of 10 ms"."""
+    step = re.search(r" of ([\d.,]+ \S+) a step", worth)
+    return re.sub(r", \d+ %$", f" of {step[1]}", in_short(worth)) if step else in_short(worth)
 
 
 def in_short(worth: str) -> str:

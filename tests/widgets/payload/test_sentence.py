@@ -506,6 +506,7 @@ def test_what_is_left_leads_where_it_is_worth_more_than_what_passes_pull() -> No
     left = finding("large", "7 ms of 10 ms a step, 70 % (measured on a GPU)", 0.7)
     said = said_of([finding("loop", LOOP, 0.6, **BY_FUSE), left])
     assert [(one["key"], one["by"]) for one in said["actions"]] == [("large", []), ("loop", ["fuse"])]
+    assert said["actions"][0]["worth"] == "7 ms of 10 ms", "the step that it is a part of: others are of another one"
     assert " mends " not in said["said"]
     assert "First to mend: large" in said["said"]
 
