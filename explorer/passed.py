@@ -70,9 +70,8 @@ class Passed:
         trace, known = self.program.trace, self.capture.known_records
         for one in self.config.passes(self.capture.machine, issues_collectives(trace)):
             key = trace, one
-            with (
-                self.capture.running
-            ):  # another thread may be at the same pass, and its record be what this one is given
+            # Another thread may be at the same pass: its record is the one for both.
+            with self.capture.running:
                 if key not in known:
                     (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
                 record = known[key]

@@ -138,7 +138,7 @@ class Explorer(Keeping):
         variant = self.variant.with_config(**changes)
         before, after = config_record(self.variant.config), config_record(variant.config)
         changed = {PASS_OF.get(option, option) for option in after if after[option] != before.get(option)}
-        with self._asked():
+        with self._answering():
             if why := next((one.error for one in variant.passes if one.error and one.name in changed), None):
                 raise PassError(why)
             self.show(variant)

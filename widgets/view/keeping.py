@@ -185,7 +185,7 @@ class Keeping(Boarding):
             self._touch()
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _answering(self) -> Iterator[None]:
         """Somebody waits for what is done inside: what nobody asked for stops, and begins anew a while later."""
         self._foreseer.stop()
         self._keeper.stop()
@@ -197,7 +197,7 @@ class Keeping(Boarding):
 
     @contextmanager
     def _between_rounds(self) -> Iterator[None]:
-        with self._asked(), super()._between_rounds():
+        with self._answering(), super()._between_rounds():
             yield
 
     def _touch(self) -> None:
