@@ -163,6 +163,15 @@ def rounds(steps: Mapping[str, Callable[[], Any]], clock: Any, budget_s: float) 
     return times
 
 
+def added(name: str, work: Work) -> dict[str, int]:
+    """What a step of the column `name` adds to memory on a GPU, once it is settled."""
+    before = _held("cuda")
+    column = Column(name, work)
+    for _ in range(1 + SETTLED):
+        column.step()
+    return _added(column, before)
+
+
 def _held(device: str) -> tuple[int, int]:
     """The bytes of tensors that are alive, and those that the allocator holds for them and for graphs; (0, 0) on a CPU."""
     if device != "cuda":

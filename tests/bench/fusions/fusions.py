@@ -4,6 +4,7 @@
     python tests/bench/fusions/fusions.py --out fusions.json --processes 14      with many cores: tiny sizes at once, first
     python tests/bench/fusions/fusions.py --part nets --out fusion_nets.json
     python tests/bench/fusions/fusions.py --part models --out fusion_models.json
+    python tests/bench/fusions/fusions.py --part models --out fusion_models.json --peaks --processes 6
     python tests/bench/fusions/fusions.py --small --check --only mish            tiny sizes, on a CPU too
 
 A program (`chains.py`) is a convolution or a matmul with norms, activations, pools and reductions behind it, in float32 with
@@ -12,7 +13,8 @@ and models that people train (`trained.py`) also as CUDA graphs, of torch's and 
 Every program is first run at tiny sizes, where all columns are held against float64; with `--processes` all of them are, in
 so many processes at once, before anything is timed. The JSON is written after each program, and a later call with the same
 file goes on behind it, on the same GPU with the same versions; a program that was slower by more than 2 % has the kernels of
-both.
+both. `--peaks` adds to the rows that are there what a step of each column adds to memory, in a process of its own: where
+columns share one, what the allocator kept of others counts for some and not for others.
 
 With `--check` the status is 1 where a column failed, or was farther from float64 than `MOST_OFF` and twice as far as eager,
 or where, on a GPU, a program is slower than eager by more than 2 %.
@@ -35,7 +37,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 from chains import PROGRAMS
-from columns import LOSS, Work, differences, fresh, timed
+from columns import LOSS, Work, added, differences, fresh, timed
 from nets import NETS, Net
 from results import environment, parser, write
 
@@ -60,10 +62,18 @@ def main() -> None:
     made.add_argument("--only", action="append", default=[], help="names that contain this word (may be repeated)")
     made.add_argument("--seconds", type=float, default=math.inf, help="begin no other program after so many")
     made.add_argument("--processes", type=int, default=1, help="run tiny sizes in so many at once (default: 1)")
+    made.add_argument("--peaks", action="store_true", help="only the memory of each column, in a process of its own")
     made.add_argument("--check", action="store_true", help="status 1 where something does not hold")
     arguments = made.parse_args()
     names = [name for name in works(arguments.part) if all(word in name for word in arguments.only)]
     record = begun(arguments.out, arguments.part, arguments.device, arguments.small)
+    if arguments.peaks:
+        for name, column, peak in peaks(arguments, [name for name in names if name in record["programs"]]):
+            record["programs"][name]["columns"][column]["alone"] = peak
+            told = ", ".join(f"{key} {nbytes / 1e9:.3f} GB" for key, nbytes in peak.items())
+            print(f"{name}: {column}: {told}", flush=True)
+            write(arguments.out, record, is_quiet=True)
+        return
     start_s = time.monotonic()
     todo, known = [name for name in names if name not in record["programs"]], record["off"]
     if arguments.processes > 1:
@@ -148,6 +158,27 @@ def exactness(arguments: Namespace, names: list[str]) -> Iterator[tuple[str, dic
             yield found[one], one.result()
 
 
+def peaks(arguments: Namespace, names: list[str]) -> Iterator[tuple[str, str, dict[str, int]]]:
+    """What `peak_of` finds of each column of `names` that has no peak yet, as it comes; columns that failed have none."""
+    rows = begun(arguments.out, arguments.part, arguments.device, arguments.small)["programs"]
+    asked = [(name, column) for name in names for column, one in rows[name]["columns"].items() if "least_ms" in one]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.processes, context, max_tasks_per_child=1) as pool:
+        found = {
+            pool.submit(peak_of, arguments.part, name, column, arguments.small): (name, column)
+            for name, column in asked
+            if "alone" not in rows[name]["columns"][column]
+        }
+        for one in as_completed(found):
+            yield *found[one], one.result()
+
+
+def peak_of(part: str, name: str, column: str, small: bool) -> dict[str, int]:
+    """What a step of a column adds to memory where no other column ran in the process; on a GPU."""
+    set_precision()
+    return added(column, works(part)[name](small, "cuda"))
+
+
 def columns_on(part: str, device: str) -> tuple[str, ...]:
     return COLUMNS[part] if device == "cuda" else ON_A_CPU
 
@@ -165,14 +196,19 @@ def measured(
 ) -> dict[str, Any]:
     """The row of a program: how far each column is `off`, and its times."""
     with fresh():
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
+        set_precision()
         work = works(part)[name](small, device)
         found = timed(work, columns_on(part, device), budget_s / 10 if small else budget_s)
     if device == "cuda":
         torch.cuda.empty_cache()
     is_bf16 = work.autocast or work.dtype == torch.bfloat16
     return {"off": off, "is_bf16": is_bf16, "columns": found, "date": environment(device)["date"]}
+
+
+def set_precision() -> None:
+    """TF32, as models are trained."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A loop over texts of many lengths: what compiling takes for all of them, and for the first alone.
+"""A loop over texts of many lengths: what compiling takes for all of them and for the first alone, and what a step takes.
 
     python tests/bench/overhead/lengths.py --check --out lengths.json      50 lengths from 64 to 256, in a random order
 
@@ -8,12 +8,16 @@ second, in which every length is known: processor time of this process, which ot
 the time that passed. Of a length that was not compiled as the first one was, it is told by others
 (`tracefuse.dynamo.other_sizes`). The last round holds losses and gradients of every length against eager's.
 
-With `--check` the benchmark ends with status 1 where all lengths take more than 3 times what one takes, or numbers differ.
+On a GPU one more process times rounds over all lengths, of eager, `torch.compile(dynamic=True)`, and ours, in turn.
+
+With `--check` the benchmark ends with status 1 where all lengths take more than 3 times what one takes, numbers differ, or a
+round of ours takes longer than `torch.compile(dynamic=True)`'s.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import random
 import subprocess
@@ -21,6 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,9 +34,11 @@ import torch
 
 from tracefuse import backend
 from tracefuse.demo import GPT, batch
+from tracefuse.device.clocks import clock_of
 from tracefuse.text import aligned
 
 sys.path.append(str(Path(__file__).parents[1]))
+from fusions.columns import rounds
 from results import environment, parser, write
 
 SIZES = {
@@ -43,18 +50,25 @@ SHORTEST, LONGEST = 64, 256
 LENGTHS = 50
 MUST = 3.0
 """Times what one length takes; issue 19."""
+COLUMNS: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "eager": lambda model: model,
+    "torch.compile": lambda model: torch.compile(model, dynamic=True),
+    "ours": lambda model: torch.compile(model, backend="tracefuse", dynamic=True),
+}
 
 
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--count", type=int, help="train on so many lengths in this process, and write what it took")
     made.add_argument("--automatic", action="store_true", help="leave out dynamic=True: torch finds out what varies")
+    made.add_argument("--times", action="store_true", help="time a round over so many lengths, beside others")
     made.add_argument("--check", action="store_true", help="end with status 1 where a limit is missed")
     arguments = made.parse_args()
     if arguments.count:
-        write(arguments.out, row(arguments), is_quiet=True)
+        write(arguments.out, times(arguments) if arguments.times else row(arguments), is_quiet=True)
         return
-    rows = [process(count, sys.argv[1:]) for count in (1, 6 if arguments.small else LENGTHS)]
+    most = 6 if arguments.small else LENGTHS
+    rows = [process(count, sys.argv[1:]) for count in (1, most)]
     ratio = rows[1]["compile_cpu_s"] / rows[0]["compile_cpu_s"]
     titles = (
         "lengths",
@@ -68,8 +82,13 @@ def main() -> None:
     print(aligned([titles, *map(_texts, rows)]))
     missed = [f"{ratio:.2f} times what one length takes, and {MUST} is the limit"] if ratio > MUST else []
     missed += [f"numbers of {one['lengths']} lengths differ" for one in rows if not one["is_equal"]]
+    step_ms = process(most, [*sys.argv[1:], "--times"]) if arguments.device == "cuda" else {}
+    if step_ms and step_ms["ours"] > step_ms["torch.compile"]:
+        missed.append(f"a step takes {step_ms['ours']:.3g} ms, and torch.compile's {step_ms['torch.compile']:.3g}")
+    print("".join(f"{name}: {ms:.3f} ms a step\n" for name, ms in step_ms.items()), end="")
     print(f"all lengths: {ratio:.2f} times what one takes; missed: {'; '.join(missed) or 'nothing'}")
-    found = {"rows": rows, "ratio": ratio, "missed": missed, "environment": environment(arguments.device)}
+    found = {"rows": rows, "ratio": ratio, "step_ms": step_ms, "missed": missed}
+    found["environment"] = environment(arguments.device)
     write(arguments.out, {"benchmark": "lengths", **found})
     sys.exit(arguments.check and bool(missed))
 
@@ -87,15 +106,9 @@ def lengths(count: int) -> list[int]:
 
 def row(arguments: Any) -> dict[str, Any]:
     """One process: what it takes to compile for so many lengths, and whether each gives eager's numbers."""
-    chosen = "small" if arguments.small else arguments.device
-    shape = dict(SIZES[chosen])
-    size, vocab = shape.pop("batch"), shape["vocab"]
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    model = GPT(**shape, length=LONGEST, dropout=0.0).to(arguments.device)
+    model, batches = made_of(arguments)
     eager = copy.deepcopy(model)
     compiled = torch.compile(model, backend="tracefuse", dynamic=None if arguments.automatic else True)
-    batches = [batch(vocab, size, length, arguments.device) for length in lengths(arguments.count)]
     traces = Traces()
     traced, first = watched_round(compiled, batches, traces)
     _, second = watched_round(compiled, batches, traces)
@@ -108,6 +121,33 @@ def row(arguments: Any) -> dict[str, Any]:
         "told_cpu_s": median(told) if told else None,
         "is_equal": all(differences_are_rounding(compiled, model, eager, given) for given in batches),
     }
+
+
+def made_of(arguments: Any) -> tuple[GPT, list[Any]]:
+    """The model, and a batch of each length."""
+    chosen = "small" if arguments.small else arguments.device
+    shape = dict(SIZES[chosen])
+    size, vocab = shape.pop("batch"), shape["vocab"]
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = GPT(**shape, length=LONGEST, dropout=0.0).to(arguments.device)
+    return model, [batch(vocab, size, length, arguments.device) for length in lengths(arguments.count)]
+
+
+def times(arguments: Any) -> dict[str, float]:
+    """The median ms of a step by column, of rounds over all lengths that are taken in turn, none of whose steps waits."""
+    model, batches = made_of(arguments)
+    steps = {name: functools.partial(a_round, made(copy.deepcopy(model)), batches) for name, made in COLUMNS.items()}
+    for step in steps.values():
+        step()
+    found = rounds(steps, clock_of(arguments.device), arguments.budget)
+    return {name: median(ms) / len(batches) for name, ms in found.items()}
+
+
+def a_round(model: Any, batches: list[Any]) -> None:
+    for given in batches:
+        model.zero_grad()
+        model(*given).backward()
 
 
 def watched_round(compiled: Any, batches: list[Any], traces: Traces) -> tuple[list[bool], list[tuple[float, float]]]:

@@ -73,18 +73,26 @@ def trained(found: Data, source: str) -> str:
         "ms a step, forward and backward",
         *MODEL_COLUMNS,
         "best other / our best",
-        "peak: `torch.compile`, tracefuse",
+        "peak, GB: `torch.compile`, tracefuse",
+        "held as a graph, GB: `reduce-overhead`, tracefuse",
     )
     lines = []
     for name, row in found["programs"].items():
         ms = {column: one["least_ms"] for column, one in row["columns"].items() if "least_ms" in one}
         ours = min(time for column, time in ms.items() if column.startswith("ours"))
         others = min(time for column, time in ms.items() if not column.startswith("ours"))
-        peaks = [row["columns"][column]["added_nbytes"] / 1e9 for column in ("torch.compile", "ours")]
+        peaks = _gigabytes(row, "added_nbytes", "torch.compile", "ours")
+        held = _gigabytes(row, "held_nbytes", "reduce-overhead", "ours, graph")
         times = [three(ms[column]) if column in ms else "failed" for column in MODEL_COLUMNS.values()]
-        lines.append((name, *times, f"{others / ours:.2f}", ", ".join(f"{peak:.1f} GB" for peak in peaks)))
+        lines.append((name, *times, f"{others / ours:.2f}", peaks, held))
     days = sorted({row["date"].partition(" ")[0] for row in found["programs"].values()})
     return f"{table(titles, lines)}\n\nMeasured on {', '.join(days)} ({source})."
+
+
+def _gigabytes(row: Data, of: str, *columns: str) -> str:
+    """What each of `columns` adds to memory in a process of its own."""
+    alone = [row["columns"][column].get("alone") for column in columns]
+    return ", ".join(f"{one[of] / 1e9:.2f}" if one else "not measured" for one in alone)
 
 
 @said("convolutions.py", "convolutions")
