@@ -42,6 +42,11 @@ def at_size(sizes: Sizes, traces: Sequence[Trace], mode: FakeTensorMode | None =
     return made
 
 
+def kernel_at(sizes: Sizes, alike: Sequence[Kernel], mode: FakeTensorMode) -> Kernel:
+    """The kernel at the size `sizes.new` that `alike` are at the sizes `sizes.known`. Raises as `at_size`."""
+    return _Made(sizes, mode, {}).kernel(tuple(alike))
+
+
 class _Made:
     """One trace on its way, and the kernels that its ops share, by key."""
 
@@ -106,6 +111,9 @@ class _Made:
             return self.sizes.same(at)
         if any(type(one) is not Kernel for one in at):
             return self.sizes.same(tuple(one.key for one in at)) and at[0]
+        return self.kernel(at)
+
+    def kernel(self, at: tuple[Kernel, ...]) -> Kernel:
         keys = tuple(one.key for one in at)
         if keys not in self._known:
             body = _Made(self.sizes, self.mode, {}).trace([one.body for one in at])
