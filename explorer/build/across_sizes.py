@@ -25,11 +25,10 @@ import torch
 from tracefuse.build.kernels import WithNumbers, build, preload, this_gpu
 from tracefuse.build.modules import load, module_of, with_support
 from tracefuse.build.timed import judge
-from tracefuse.build.worker import kind_of
 from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.kernels.arguments import Taken, Written, written
 from tracefuse.optimizers.kernels.kernel import Kernel
-from tracefuse.optimizers.kernels.text import kernel_source, launches, source_with_numbers
+from tracefuse.optimizers.kernels.text import jitted_source, launches, source_with_numbers
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 from tracefuse.optimizers.trace import val
 
@@ -57,11 +56,11 @@ class _Version:
 class AcrossSizes:
     """What is known of the kernels of one graph, by their skeletons."""
 
-    texts: dict[str, list[Written]] = field(default_factory=dict)
+    texts: dict[Hashable, list[Written]] = field(default_factory=dict)
     """Those whose numbers stand in them."""
-    places: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    places: dict[Hashable, list[tuple[int, ...]]] = field(default_factory=dict)
     """Those of the numbers that vary, as they were found."""
-    versions: dict[str, list[_Version]] = field(default_factory=dict)
+    versions: dict[Hashable, list[_Version]] = field(default_factory=dict)
     timed: dict[tuple[str, ...], TimedKernel] = field(default_factory=dict)
     is_first: bool = True
     ready: set[Hashable] = field(default_factory=set)
@@ -74,7 +73,7 @@ class AcrossSizes:
             if type(kernel) is not Kernel:
                 continue
             tuning = tunings.get(kernel.name, GUESS)
-            text = written(kernel_source(kernel, tuning), kernel.name)
+            text = written(jitted_source(kernel, tuning), kernel.name)
             if (version := self._version(text)) is not None:
                 found[kernel.name] = _with_numbers(kernel, tuning, text, version)
         self.is_first = False
@@ -154,15 +153,15 @@ def _with_numbers(kernel: Kernel, tuning: Tuning, text: Written, version: _Versi
     jitted = with_support(taken.text)
     module = load(jitted).__name__
     launched = tuple(replace(one, numbers=passed[one.function]) for one in launches(kernel, tuning))
+    aligning = {own: text.aligns(taken.places[name]) for own, name in text.names.items()}
     source = source_with_numbers(kernel, tuning, module, passed)
-    return WithNumbers(jitted, text.names, source, launched)
+    return WithNumbers(jitted, text.names, source, launched, aligning)
 
 
 def _loaded(one: WithNumbers) -> set[Hashable]:
     """What is loaded for a kernel: for each launch its machine code."""
     return {
-        (one.jitted, one.names[of.function], *map(kind_of, of.numbers), *of.blocks.items(), of.num_warps)
-        for of in one.launches
+        (one.jitted, one.names[of.function], *one.kinds(of), *of.blocks.items(), of.num_warps) for of in one.launches
     }
 
 

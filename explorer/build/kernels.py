@@ -60,6 +60,13 @@ class WithNumbers:
     names: Mapping[str, str]
     source: str
     launches: tuple[Launch, ...]
+    aligning: Mapping[str, tuple[bool, ...]]
+    """Which of each launch's numbers decide on which loads are aligned."""
+
+    def kinds(self, launch: Launch) -> tuple[int, ...]:
+        """Integers that are compiled as the launch's numbers are."""
+        known = zip(launch.numbers, self.aligning[launch.function], strict=True)
+        return tuple(worker.kind_of(number) if aligns else 3 for number, aligns in known)
 
 
 @dataclass(frozen=True)
@@ -205,7 +212,7 @@ def _tasks(kernel: Kernel, tuning: Tuning, taking: WithNumbers | None = None) ->
 
 def _job(path: str, one: Launch, taking: WithNumbers | None) -> Job:
     function = one.function if taking is None else taking.names[one.function]
-    kinds = tuple(map(worker.kind_of, one.numbers))
+    kinds = taking.kinds(one) if taking is not None else ()
     return Job(path, function, tuple(map(str, one.pointers)), one.blocks, one.num_warps, kinds)
 
 

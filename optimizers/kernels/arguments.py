@@ -3,7 +3,7 @@
 A kernel's text is made for one set of sizes, which stand in it as numbers: `row_mask = row < 200`. The same kernel at another
 size has another text, and mostly one that differs in such numbers alone. Then one machine code serves both:
 
-    written(source, name)      the text's functions, the numbers that could be arguments, and the *skeleton*, which is all else
+    written(source, name)      the numbers in the text that could be arguments, and the *skeleton*, which is all else
     Written.taking(at)         the functions with the numbers `at` these places as parameters `n0`, `n1`, ...
     Written.passed(at)         what a launch hands over for them
 
@@ -19,16 +19,17 @@ A number can be an argument where Triton computes the same of an integer of 32 b
     a divisor           of a mean, below 2 ** 24, so that it is the same number in float32
 
 Triton makes machine code by whether 16 divides an integer, by which it knows where loads of several elements are aligned.
-Texts tell more: 4 divides 100. So a number is handed over without the largest of `FACTORS` that divides it, and multiplied
-in the text. 1 is a constant for Triton, and so it is here.
+Texts tell more: 4 divides 100. So a number that decides on that, a stride or the end of a line, is handed over without the
+largest of `FACTORS` that divides it, and multiplied in the text. Of all others, such as how many rows there are, Triton is
+told to know nothing (`do_not_specialize`).
 """
 
 from __future__ import annotations
 
 import ast
-import copy
 import functools
-from collections.abc import Mapping, Sequence, Set
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 FACTORS = (16, 4, 1)
@@ -40,6 +41,21 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 _COMPARED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _FUNCTION = "kernel"
 """What the functions are called in place of the kernel, whose name tells its sizes."""
+_DIGITS = re.compile(r"(?<![\w.])\d+(?![\w.])")
+"""An integer, or digits in a comment or behind a float's exponent, which are none of the places."""
+
+_SCALAR, _ROWS, _LANES = range(3)
+"""Indices that are one number, that go down the rows of a block, and others, along which elements may lie side by side."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A number of a text that may be an argument: the `ordinal` of its digits, what it is `below`, and whether it decides on
+    which loads are aligned."""
+
+    ordinal: int
+    below: int
+    aligns: bool
 
 
 @dataclass(frozen=True)
@@ -53,138 +69,173 @@ class Taken:
 
 @dataclass(frozen=True)
 class Written:
-    """The jitted functions of a kernel: `names` are what they are called at all sizes, by their names in the kernel's own text,
-    `numbers` what may be arguments, in the order of the text, and `skeleton` is the text without them."""
+    """The jitted functions of a kernel, as they are called at all sizes: `names` are those by the names in the kernel's own text.
+    The `numbers` may be arguments, in the order of the text, and `skeleton` is the text without them."""
 
-    functions: tuple[ast.FunctionDef, ...]
+    source: str
     names: Mapping[str, str]
+    places: tuple[Place, ...]
     numbers: tuple[int, ...]
-    skeleton: str
+    skeleton: tuple[str, tuple[tuple[int, str], ...]]
 
     def factors(self, at: Sequence[int]) -> tuple[int, ...]:
-        """By what each of these numbers is divided when it is handed over."""
-        return tuple(_factor(self.numbers[place]) for place in at)
+        """By what each of the numbers `at` these places is divided when it is handed over."""
+        return tuple(self._factor(place) for place in at)
 
     def passed(self, at: Sequence[int]) -> tuple[int, ...]:
         """What is handed over for the numbers `at` these places."""
-        return tuple(self.numbers[place] // _factor(self.numbers[place]) for place in at)
+        return tuple(self.numbers[place] // self._factor(place) for place in at)
+
+    def aligns(self, at: Sequence[int]) -> tuple[bool, ...]:
+        """Which of the numbers `at` these places Triton makes machine code by."""
+        return tuple(self.places[place].aligns for place in at)
+
+    def _factor(self, place: int) -> int:
+        factor = next(one for one in FACTORS if self.numbers[place] % one == 0)
+        return 1 if factor == FACTORS[0] or not self.places[place].aligns else factor
 
     def taking(self, at: Sequence[int]) -> Taken:
         """The functions as they take the numbers `at` these places, each what it, or a function that it calls, reads."""
-        names = {place: ast.parse(_expression(f"n{i}", _factor(self.numbers[place])), mode="eval").body
-                 for i, place in enumerate(at)}  # fmt: skip
-        order = {f"n{i}": place for i, place in enumerate(at)}
+        names = {f"n{i}": place for i, place in enumerate(at)}
+        text = _expressed(self.source, {
+            self.places[place].ordinal: _expression(name, self._factor(place)) for name, place in names.items()
+        })  # fmt: skip
         taken: dict[str, tuple[str, ...]] = {}
         made = []
-        for function in self.functions:
-            new = _Renumbered(names, taken).visit(copy.deepcopy(function))
-            read = {node.id for node in ast.walk(new) if isinstance(node, ast.Name)} & order.keys()
-            taken[new.name] = tuple(name for name in order if name in read)
-            _add_parameters(new, taken[new.name])
-            made.append(ast.fix_missing_locations(new))
-        text = "\n\n\n".join(map(ast.unparse, made)) + "\n"
-        return Taken(text, {name: tuple(order[one] for one in found) for name, found in taken.items()})
+        for function in _functions(text):
+            _HandedOn(taken).visit(function)
+            read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+            found = taken[function.name] = tuple(name for name in names if name in read)
+            _add_parameters(function, found, [name for name in found if not self.places[names[name]].aligns])
+            made.append(ast.unparse(ast.fix_missing_locations(function)))
+        places = {name: tuple(names[one] for one in found) for name, found in taken.items()}
+        return Taken("\n\n\n".join(made) + "\n", places)
 
 
-def _factor(number: int) -> int:
-    factor = next(one for one in FACTORS if number % one == 0)
-    return 1 if factor == FACTORS[0] else factor
+def _expressed(source: str, expressions: Mapping[int, str]) -> str:
+    """The text with expressions in place of its digits of these ordinals."""
+    parts, end = [], 0
+    for ordinal, found in enumerate(_DIGITS.finditer(source)):
+        if ordinal in expressions:
+            parts += [source[end : found.start()], expressions[ordinal]]
+            end = found.end()
+    return "".join([*parts, source[end:]])
 
 
 def _expression(name: str, factor: int) -> str:
     return name if factor == 1 else f"({name} * {factor})"
 
 
-def _add_parameters(function: ast.FunctionDef, names: Sequence[str]) -> None:
+def _add_parameters(function: ast.FunctionDef, names: Sequence[str], unspecialised: Sequence[str]) -> None:
     """Between the pointers and the constants."""
     arguments = function.args.args
     first = next((at for at, one in enumerate(arguments) if one.annotation is not None), len(arguments))
     function.args.args = [*arguments[:first], *(ast.arg(name) for name in names), *arguments[first:]]
+    if unspecialised:
+        decorator = f"triton.jit(do_not_specialize={list(unspecialised)!r})"
+        function.decorator_list = [ast.parse(decorator, mode="eval").body]
 
 
-class _Renumbered(ast.NodeTransformer):
-    """Puts names in the places of numbers, and hands what a called function takes on to it; `taken` are those of the functions
-    that stand before this one."""
+class _HandedOn(ast.NodeVisitor):
+    """Hands what a called function takes on to it; `taken` are those of the functions that stand before this one."""
 
-    def __init__(self, names: Mapping[int, ast.expr], taken: Mapping[str, tuple[str, ...]]) -> None:
-        self.names, self.taken = names, taken
+    def __init__(self, taken: Mapping[str, tuple[str, ...]]) -> None:
+        self.taken = taken
 
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        return copy.deepcopy(self.names.get(getattr(node, "place", -1), node))
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
+    def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and (more := self.taken.get(node.func.id)):
             pointers = [one for one in node.args if isinstance(one, ast.Name) and one.id.endswith("_ptr")]
             rest = node.args[len(pointers) :]
             node.args = [*pointers, *(ast.Name(name, ast.Load()) for name in more), *rest]
-        return node
 
 
 # --- reading a text ---------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=1024)
 def written(source: str, name: str) -> Written:
-    """The jitted functions in the text `source` of the kernel `name`."""
-    functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef) and _is_jitted(one)]
-    names = {one.name: f"{_FUNCTION}{one.name.removeprefix(name)}" for one in functions}
-    numbers: list[int] = []
-    for function in functions:
-        _Renamed(names).visit(function)
-        for constant in _Places(function).found:
-            constant.place = len(numbers)  # type: ignore[attr-defined]
-            numbers.append(constant.value)
-    holes = {place: ast.Name(f"n{place}", ast.Load()) for place in range(len(numbers))}
-    empty = [_Renumbered(holes, {}).visit(copy.deepcopy(one)) for one in functions]
-    skeleton = "\n".join(ast.unparse(ast.fix_missing_locations(one)) for one in empty)
-    return Written(tuple(functions), names, tuple(numbers), skeleton)
+    """The jitted functions of the kernel `name`, whose text is `source`."""
+    source = source.replace(f"{name}_", f"{_FUNCTION}_")
+    digits = _DIGITS.findall(source)
+    blank = _DIGITS.sub("0", source)
+    functions, known = _reading(blank)
+    places = tuple(one for one in known if 0 < int(digits[one.ordinal]) < one.below)
+    taken = {one.ordinal for one in places}
+    left = tuple((ordinal, text) for ordinal, text in enumerate(digits) if ordinal not in taken)
+    numbers = tuple(int(digits[one.ordinal]) for one in places)
+    names = {f"{name}{one.removeprefix(_FUNCTION)}": one for one in functions}
+    return Written(source, names, places, numbers, (blank, left))
 
 
-def _is_jitted(function: ast.FunctionDef) -> bool:
-    return any(ast.unparse(one).startswith("triton.jit") for one in function.decorator_list)
+@functools.lru_cache(maxsize=4096)
+def _reading(blank: str) -> tuple[tuple[str, ...], tuple[Place, ...]]:
+    """The functions of a text, whose numbers are all 0, and the places of those that may be others. It is read once for all
+    sizes: what is an argument follows from where a number stands, and from no number."""
+    starts = [0]
+    for line in blank.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    ordinals = {found.start(): ordinal for ordinal, found in enumerate(_DIGITS.finditer(blank))}
+    functions = _functions(blank)
+    places = [
+        Place(ordinals[starts[node.lineno - 1] + node.col_offset], below, aligns)
+        for function in functions
+        for node, below, aligns in _Places(function).found()
+    ]
+    return tuple(one.name for one in functions), tuple(sorted(places, key=lambda one: one.ordinal))
 
 
-class _Renamed(ast.NodeVisitor):
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        node.name = self.names[node.name]
-        self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        node.id = self.names.get(node.id, node.id)
+def _functions(text: str) -> list[ast.FunctionDef]:
+    return [one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
 
 
 class _Places:
-    """The numbers of a function that may be arguments, in the order of the text.
+    """The numbers of a function that may be arguments.
 
-    What is an index is found in two readings: a name that is another thing anywhere in the function is none.
+    A name is an index where all that is assigned to it anywhere in the function is one.
     """
 
     def __init__(self, function: ast.FunctionDef) -> None:
+        self.function = function
         self.constants = {one.arg for one in function.args.args if one.annotation is not None}
-        self.indices: Set[str] = self._indices(function)
-        places = [one for node in ast.walk(function) for one in self._in(node)]
-        self.found = sorted(places, key=lambda one: (one.lineno, one.col_offset))
-
-    def _indices(self, function: ast.FunctionDef) -> set[str]:
+        self.indices: dict[str, int] = {}
+        """By name, whether it is one number, goes down rows, or has elements side by side."""
         assigned = [node for node in ast.walk(function) if isinstance(node, (ast.Assign, ast.AugAssign, ast.For))]
         found = {name for node in assigned for name in _targets(node)} - {one.arg for one in function.args.args}
-        while True:  # from all names down to those that are made of indices alone
-            self.indices = found
-            others = {name for node in assigned if not self._is_of_indices(node) for name in _targets(node)}
-            if not others & found:
-                return found
-            found = found - others
+        self.indices = dict.fromkeys(found, _SCALAR)
+        while others := {name for node in assigned if not self._assigns(node) for name in _targets(node)} & found:
+            found -= others  # from all names down to those that are made of indices alone
+            self.indices = dict.fromkeys(found, _SCALAR)
+        self._find_lanes(assigned)
 
-    def _is_of_indices(self, node: ast.Assign | ast.AugAssign | ast.For) -> bool:
+    def _assigns(self, node: ast.Assign | ast.AugAssign | ast.For) -> bool:
+        """Whether it assigns an index."""
         if isinstance(node, ast.Assign):
             return len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and self._is_index(node.value)
         if isinstance(node, ast.AugAssign):
             return isinstance(node.op, _ARITHMETIC) and self._is_whole(node.value)
         return isinstance(node.target, ast.Name) and _called(node.iter) in ("range", "tl.range")
+
+    def _find_lanes(self, assigned: Sequence[ast.Assign | ast.AugAssign | ast.For]) -> None:
+        before = None
+        while before != self.indices:
+            before = dict(self.indices)
+            for node in assigned:
+                for name in _targets(node) & self.indices.keys():
+                    lanes = _SCALAR if isinstance(node, ast.For) else self._lanes(node.value)
+                    self.indices[name] = max(self.indices[name], lanes)
+
+    def _lanes(self, node: ast.expr) -> int:
+        if isinstance(node, ast.Name):
+            return self.indices.get(node.id, _SCALAR if node.id in self.constants else _LANES)
+        if isinstance(node, ast.Subscript) and ast.unparse(node.slice) in ("(:, None)", ":, None"):
+            return min(_ROWS, self._lanes(node.value))
+        if isinstance(node, ast.Call) and _called(node) == "tl.program_id":
+            return _SCALAR
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+            return self._lanes(node.func.value)
+        if isinstance(node, ast.Constant):
+            return _SCALAR
+        return max(map(self._lanes, (node.left, node.right))) if isinstance(node, ast.BinOp) else _LANES
 
     def _is_index(self, node: ast.expr) -> bool:
         """Whether a value is a tensor of integers of 32 or 64 bits."""
@@ -210,23 +261,27 @@ class _Places:
             return True
         return _is_number(node) or self._is_index(node)
 
-    def _in(self, node: ast.AST) -> list[ast.Constant]:
-        """The numbers right below a node that may be arguments."""
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            return [node.right] if _is_number(node.right, _EXACT_IN_FLOAT32) else []
-        if isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC):
-            return self._beside(node.left, node.right)
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _COMPARED):
-            return self._beside(node.left, node.comparators[0])
-        if isinstance(node, ast.Call) and _called(node) in ("range", "tl.range"):
-            end = node.args[min(1, len(node.args) - 1)]
-            return [end] if _is_number(end) else []
-        return []
+    def found(self) -> Iterator[tuple[ast.expr, int, bool]]:
+        """The numbers, what each is below, and whether it decides on which loads are aligned."""
+        for node in ast.walk(self.function):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _is_number(node.right):
+                yield node.right, _EXACT_IN_FLOAT32, False
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC):
+                yield from self._beside(node.left, node.right, node.op)
+            elif isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _COMPARED):
+                yield from self._beside(node.left, node.comparators[0], node.ops[0])
+            elif isinstance(node, ast.Call) and _called(node) in ("range", "tl.range"):
+                end = node.args[min(1, len(node.args) - 1)]
+                if _is_number(end):
+                    yield end, _FEWER_THAN_32_BITS, False
 
-    def _beside(self, left: ast.expr, right: ast.expr) -> list[ast.Constant]:
-        if self._is_index(left) and _is_number(right):
-            return [right]
-        return [left] if self._is_index(right) and _is_number(left) else []
+    def _beside(
+        self, left: ast.expr, right: ast.expr, operator: ast.operator | ast.cmpop
+    ) -> Iterator[tuple[ast.expr, int, bool]]:
+        number, other = (right, left) if _is_number(right) else (left, right)
+        if _is_number(number) and self._is_index(other):
+            aligns = self._lanes(other) == _LANES or isinstance(operator, ast.Mult)
+            yield number, _FEWER_THAN_32_BITS, aligns
 
 
 def _targets(node: ast.Assign | ast.AugAssign | ast.For) -> set[str]:
@@ -238,5 +293,5 @@ def _called(node: ast.expr) -> str:
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
-def _is_number(node: ast.expr, below: int = _FEWER_THAN_32_BITS) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) is int and 0 < node.value < below
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int

@@ -42,7 +42,6 @@ from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.render import literal, render_op
 from tracefuse.optimizers.trace import human_bytes, nbytes, tensor_type, val
 
-
 NO_NUMBERS: Mapping[str, tuple[int, ...]] = {}
 
 
@@ -89,6 +88,11 @@ def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = 
     functions = [_jitted(function) for function in program.functions]
     heading, reference = "\n".join(_heading(kernel, tuning.note)), _reference(kernel, f"{kernel.name}_reference")
     return "\n\n".join([f"{heading}\n{functions[0]}", *functions[1:], reference, _launcher(kernel, program)])
+
+
+def jitted_source(kernel: Kernel, tuning: Tuning = GUESS) -> str:
+    """The part of `kernel_source` that is compiled. Raises as it does."""
+    return "\n\n".join(_jitted(function) for function in lower(kernel, tuning).functions)
 
 
 def source_with_numbers(kernel: Kernel, tuning: Tuning, module: str, numbers: Mapping[str, tuple[int, ...]]) -> str:
