@@ -7,7 +7,9 @@
     options           those of `Capture.optimize`: torch.compile(model, backend="tracefuse", options={"remat": 0.5})
     cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
-A graph whose sizes vary is compiled for each set of sizes that it is called with (`tracefuse.dynamo.sizes`). What a trace
+A graph whose sizes vary is compiled for each set of sizes that it is called with (`tracefuse.dynamo.sizes`), up to three,
+which tell of most others (`tracefuse.dynamo.other_sizes`); its kernels share machine code (`tracefuse.build.across_sizes`).
+What a trace
 cannot say (numbers that vary, ops that hold graphs) runs as it came, op by op, and so does a graph that one
 of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing
 leaves the backend but `OptionError`, for what the user asked, running out of memory, and what Dynamo breaks a graph at
@@ -52,7 +54,7 @@ from tracefuse.dynamo.left_to_python import watch
 from tracefuse.dynamo.masks import with_plain_masks
 from tracefuse.dynamo.other_sizes import OtherSizes, symbols_of
 from tracefuse.dynamo.patterns import NO_COLLECTIVES, OVERLAP, Patterns, patterns_of, unmatched
-from tracefuse.dynamo.sizes import BySize, Compile, counts, floats, varying_sizes
+from tracefuse.dynamo.sizes import BySize, counts, floats, varying_sizes
 from tracefuse.errors import NotSupported, OptionError, TracefuseError
 from tracefuse.optimizers.ops import is_collective
 from tracefuse.optimizers.overlap.issued import issues_collectives, order_of_collectives
@@ -126,7 +128,8 @@ def tracefuse(
         return run, compiling.made
 
     try:
-        varying = _by_size(module, example_inputs, compiled, config)
+        across = AcrossSizes() if not cuda_graph and runs_kernels(example_inputs) else None
+        varying = _by_size(module, example_inputs, compiled, config, across)
     except OUT_OF_MEMORY:
         raise
     except Exception as reason:
@@ -135,13 +138,18 @@ def tracefuse(
     return varying or compiled(module, example_inputs, may_break=dynamo_may_break())[0]
 
 
-def _by_size(module: fx.GraphModule, examples: Sequence[Any], compiled: Compile, config: Config) -> BySize | None:
+def _by_size(
+    module: fx.GraphModule,
+    examples: Sequence[Any],
+    compiled: Callable[..., Any],
+    config: Config,
+    across: AcrossSizes | None,
+) -> BySize | None:
     """What runs a graph whose sizes vary; None where none do."""
     positions = varying_sizes(module, examples)
     if not positions:
         return None
     numbers = floats(module, examples), counts(module, examples)
-    across = AcrossSizes() if runs_kernels(examples) else None
     others = _other_sizes(module, *numbers, config, across)
     return BySize(module, positions, *numbers, functools.partial(compiled, across=across), _run_op_by_op, others)
 

@@ -161,7 +161,8 @@ def _with_numbers(kernel: Kernel, tuning: Tuning, text: Written, version: _Versi
 def _loaded(one: WithNumbers) -> set[Hashable]:
     """What is loaded for a kernel: for each launch its machine code."""
     return {
-        (one.jitted, one.names[of.function], *one.kinds(of), *of.blocks.items(), of.num_warps) for of in one.launches
+        (one.jitted, one.names[of.function], of.pointers, one.kinds(of), *of.blocks.items(), of.num_warps)
+        for of in one.launches
     }
 
 

@@ -2,8 +2,11 @@
 
 A program is traced by AOTAutograd, goes through the passes and becomes text: a second for a few layers, whatever its size is.
 Where three programs differ in one size alone, they are a *line*: `tracefuse.optimizers.sizes` tells by them what the program
-is at another size of that line, which takes a moment, and why that is right. That is for the CPU, whose text is compiled
-once for all sizes; the kernels of a GPU are compiled for each, and so nothing is told there. A line serves
+is at another size of that line, which takes a moment, and why that is right. Forward and backward are a text that is compiled
+once for all sizes. On a CPU the kernels in it are their ATen ops. On a GPU each kernel's body is told at the new size and
+written as any other, and so its blocks and its grid are those of that size; its numbers are handed to machine code that other
+sizes have too (`tracefuse.build.across_sizes`). Which kernels there are, and their block sizes where those were tried, is what
+was timed for the programs of the line. A line serves
 
     sizes of one symbol     all others are as they were; a symbol is what dynamo calls a size that varies
     whose expressions       of that symbol in dynamo's graph are polynomials: no minimum, no remainder, no rounding

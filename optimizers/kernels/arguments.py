@@ -69,8 +69,8 @@ class Taken:
 
 @dataclass(frozen=True)
 class Written:
-    """The jitted functions of a kernel, as they are called at all sizes: `names` are those by the names in the kernel's own text.
-    The `numbers` may be arguments, in the order of the text, and `skeleton` is the text without them."""
+    """The jitted functions of a kernel, as they are called at all sizes: `names` are those by the names in the kernel's own
+    text. The `numbers` may be arguments, in the order of the text, and `skeleton` is the text without them."""
 
     source: str
     names: Mapping[str, str]

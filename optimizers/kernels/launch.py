@@ -17,9 +17,9 @@ Private names: `CompiledKernel.run(x, y, z, stream, function, packed_metadata, l
 *arguments)`, which takes by position addresses for tensors, integers, and constants, an integer that is 1 among them;
 `HookChain.calls`. Seen on triton 3.6, 3.7.1 and 3.9. On 3.6 `CompiledKernel.run.launch`, the function in C which that ends in,
 with four more arguments for what our kernels do not have: cooperative grids, dependent launches and scratch memory.
-`torch._C._cuda_getCurrentRawStream` and `torch._C._cuda_getDevice`, seen on torch 2.11, 2.13 and 2.15, and `torch._C._dynamo.guards._empty_strided_cuda(shape, stride,
-dtype)`, which allocates on the current GPU without the dispatcher, seen on torch 2.11 and 2.13; where they are missing, their
-public twins serve.
+`torch._C._cuda_getCurrentRawStream` and `torch._C._cuda_getDevice`, seen on torch 2.11, 2.13 and 2.15, and
+`torch._C._dynamo.guards._empty_strided_cuda(shape, stride, dtype)`, which allocates on the current GPU without the dispatcher,
+seen on torch 2.11 and 2.13; where they are missing, their public twins serve.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _call_of(machine_code):
 
 def launcher(kernel, num_warps, numbers=(), **blocks):
     """A function of `programs` and `*tensors`, which is
-    `kernel[(programs,)](*tensors, *numbers, **blocks, num_warps=num_warps)` on the GPU of the first tensor, at less cost to the host.
+    `kernel[(programs,)](*tensors, *numbers, **blocks, num_warps=num_warps)` on the GPU of the first tensor, at less cost to
+    the host.
 
     The machine code of an earlier launch serves again where the same addresses are multiples of 16.
     """

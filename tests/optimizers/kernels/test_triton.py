@@ -33,6 +33,7 @@ FILES = {
     "kernels": (
         "optimizers/kernels/test_triton.py",
         "optimizers/kernels/test_overwriting.py",
+        "optimizers/kernels/test_arguments.py",
         "optimizers/lowering/test_expressions.py",
         "optimizers/lowering/test_gathers.py",
         "optimizers/lowering/test_scans.py",
