@@ -16,7 +16,7 @@ A number can be an argument where Triton computes the same of an integer of 32 b
     beside an index     in sums, products, quotients, remainders and comparisons, whose other side is an integer of 32 or 64
                         bits: made of `tl.program_id` and `tl.arange`, or cast to one
     a loop's end        of `range`, which is no loop that Triton unrolls
-    a divisor           of a mean, below 2 ** 24, so that it is the same number in float32
+    a divisor           of a mean, as an integer or a whole float (`/ 300.0`) below 2 ** 24: the same number in float32
 
 Triton makes machine code by whether 16 divides an integer, by which it knows where loads of several elements are aligned.
 Texts tell more: 4 divides 100. So a number that decides on that, a stride or the end of a line, is handed over without the
@@ -41,8 +41,8 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 _COMPARED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _FUNCTION = "kernel"
 """What the functions are called in place of the kernel, whose name tells its sizes."""
-_DIGITS = re.compile(r"(?<![\w.])\d+(?![\w.])")
-"""An integer, or digits in a comment or behind a float's exponent, which are none of the places."""
+_DIGITS = re.compile(r"(?<![\w.])\d+(\.0)?(?![\w.])")
+"""A whole number, or digits in a comment or behind a float's exponent, which are none of the places."""
 
 _SCALAR, _ROWS, _LANES = range(3)
 """Indices that are one number, that go down the rows of a block, and others, along which elements may lie side by side."""
@@ -156,13 +156,13 @@ class _HandedOn(ast.NodeVisitor):
 def written(source: str, name: str) -> Written:
     """The jitted functions of the kernel `name`, whose text is `source`."""
     source = source.replace(f"{name}_", f"{_FUNCTION}_")
-    digits = _DIGITS.findall(source)
-    blank = _DIGITS.sub("0", source)
+    digits = [found[0] for found in _DIGITS.finditer(source)]
+    blank = _DIGITS.sub(r"0\1", source)
     functions, known = _reading(blank)
-    places = tuple(one for one in known if 0 < int(digits[one.ordinal]) < one.below)
+    places = tuple(one for one in known if 0 < float(digits[one.ordinal]) < one.below)
     taken = {one.ordinal for one in places}
     left = tuple((ordinal, text) for ordinal, text in enumerate(digits) if ordinal not in taken)
-    numbers = tuple(int(digits[one.ordinal]) for one in places)
+    numbers = tuple(int(digits[one.ordinal].removesuffix(".0")) for one in places)
     names = {f"{name}{one.removeprefix(_FUNCTION)}": one for one in functions}
     return Written(source, names, places, numbers, (blank, left))
 
@@ -264,8 +264,9 @@ class _Places:
     def found(self) -> Iterator[tuple[ast.expr, int, bool]]:
         """The numbers, what each is below, and whether it decides on which loads are aligned."""
         for node in ast.walk(self.function):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _is_number(node.right):
-                yield node.right, _EXACT_IN_FLOAT32, False
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+                if _is_number(node.right) or _is_whole_float(node.right):
+                    yield node.right, _EXACT_IN_FLOAT32, False
             elif isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC):
                 yield from self._beside(node.left, node.right, node.op)
             elif isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _COMPARED):
@@ -291,6 +292,11 @@ def _targets(node: ast.Assign | ast.AugAssign | ast.For) -> set[str]:
 
 def _called(node: ast.expr) -> str:
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def _is_whole_float(node: ast.expr) -> bool:
+    """Of a text whose whole numbers are all 0."""
+    return isinstance(node, ast.Constant) and type(node.value) is float and node.value == 0
 
 
 def _is_number(node: ast.expr) -> bool:

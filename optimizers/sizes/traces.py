@@ -157,6 +157,8 @@ class _Made:
     def _results(self, at: tuple[Any, ...]) -> Any:
         if isinstance(at[0], torch.Tensor):
             return self._own(at)
+        if at[0] is None:
+            return self.sizes.same(at)
         self.sizes.same(tuple((type(one).__name__, _length(one)) for one in at))
         return type(at[0])(self._results(one) for one in zip(*at, strict=True))
 

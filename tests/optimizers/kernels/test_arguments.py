@@ -43,6 +43,7 @@ INDEX = "index = tl.program_id(0) * COLS + tl.arange(0, COLS)"
         ("for step in tl.range(0, 9, num_stages=3): at = step * 4", (9, 4)),
         ("if tl.program_id(0) < 8: at = index", (8,)),
         ("mean = tl.sum(x) / 300", (300,)),
+        ("mean = tl.sum(x) / 300.0", (300,)),
     ],
 )
 def test_what_may_be_an_argument(line: str, expected: tuple[int, ...]) -> None:
@@ -64,6 +65,8 @@ def test_what_may_be_an_argument(line: str, expected: tuple[int, ...]) -> None:
         "x = index.to(tl.int8) + 3",
         "at = COLS * 12",  # a constant, which shapes may need
         "at = index < 2147483648",  # more than 31 bits
+        "scaled = x * 300.0 + 300.0 / x",
+        "scaled = x / 300.5 + x / 1e-05",
         "mean = tl.sum(x) / 16777216",  # not every such number is one of float32
         "y = tl.load(x_ptr + index, mask=index == index, other=3)",
     ],
@@ -142,6 +145,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Callable[[int], tuple[int, .
     "means down columns": (lambda x: x.mean(0), (of_sizes("n", 12),)),
     "variances": (lambda x: x.var(0), (of_sizes("n", 12),)),
     "long rows": (lambda x: torch.softmax(x.flatten(1), -1), (of_sizes(2, "n", 300),)),
+    "gradients of a mean": (lambda x: x.sum() / (6.0 * x.numel()), (of_sizes("n", 12),)),
     "sums of all": (lambda x: (x * x).sum(), (of_sizes("n", 12),)),
     "transposed": (lambda x, y: x.transpose(0, 1).contiguous() + y, (of_sizes(7, "n"), of_sizes("n", 7))),
     "cat": (lambda x, y: torch.cat([x, y * 2], 1), (of_sizes(3, "n"), of_sizes(3, 8))),
