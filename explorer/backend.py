@@ -7,12 +7,11 @@
     options           those of `Capture.optimize`: torch.compile(model, backend="tracefuse", options={"remat": 0.5})
     cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
-A graph whose sizes vary is compiled for each set of sizes that it is called with (`tracefuse.dynamo.sizes`), up to three,
-which tell of most others (`tracefuse.dynamo.other_sizes`); its kernels share machine code (`tracefuse.build.across_sizes`).
-What a trace
-cannot say (numbers that vary, ops that hold graphs) runs as it came, op by op, and so does a graph that one
-of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing
-leaves the backend but `OptionError`, for what the user asked, running out of memory, and what Dynamo breaks a graph at
+A graph whose sizes vary is compiled for each set of sizes that it is called with (`tracefuse.dynamo.sizes`), until three of
+them tell of most others (`tracefuse.dynamo.other_sizes`); its kernels share machine code (`tracefuse.build.across_sizes`).
+What a trace cannot say (numbers that vary, ops that hold graphs) runs as it came, op by op, and so does a graph that one of
+our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing leaves
+the backend but `OptionError`, for what the user asked, running out of memory, and what Dynamo breaks a graph at
 (`tracefuse.dynamo.data_dependent`), while it compiles.
 
 Private names: `torch._dynamo.backends.common.aot_autograd`, `torch._dynamo.exc.TorchDynamoException`, `default_partition`,

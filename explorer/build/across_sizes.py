@@ -2,7 +2,7 @@
 
     the first size          all numbers stand in the text, as in a graph of one size: nothing is as fast
     a text like one that    takes the numbers in which it differs from that one, and shares its jitted functions, and so their
-    is known                machine code, with all that differ in those alone: `tracefuse.optimizers.kernels.arguments`
+    is known                machine code, with all that differ in those alone: `tracefuse.optimizers.sizes.arguments`
     another text            has its numbers in it, and is known from then on
 
 So of two kernels that are one at different sizes, what does not vary, such as a model's width, stays in the text. The text
@@ -26,10 +26,10 @@ from tracefuse.build.kernels import WithNumbers, build, preload, this_gpu
 from tracefuse.build.modules import load, module_of, with_support
 from tracefuse.build.timed import judge
 from tracefuse.optimizers.fuse.timed import TimedKernel
-from tracefuse.optimizers.kernels.arguments import Taken, Written, written
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.text import jitted_source, launches, source_with_numbers
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
+from tracefuse.optimizers.sizes.arguments import Taken, Written, written
 from tracefuse.optimizers.trace import val
 
 

@@ -50,7 +50,7 @@ class Launch:
     """How one jitted function of a kernel is launched: a grid of `programs`, each of `num_warps` warps.
 
     `function` is its name, `pointers` the dtypes of its tensors in order, `numbers` the sizes that it takes behind them (see
-    `tracefuse.optimizers.kernels.arguments`), and `blocks` the constants that follow.
+    `tracefuse.optimizers.sizes.arguments`), and `blocks` the constants that follow.
     """
 
     function: str
@@ -97,7 +97,7 @@ def jitted_source(kernel: Kernel, tuning: Tuning = GUESS) -> str:
 
 def source_with_numbers(kernel: Kernel, tuning: Tuning, module: str, numbers: Mapping[str, tuple[int, ...]]) -> str:
     """As `kernel_source`, of a kernel whose jitted functions are those of the loaded `module`, which take `numbers`: by the
-    functions' names here, as `Taken.names` of `tracefuse.optimizers.kernels.arguments` has them there."""
+    functions' names here, as `Taken.names` of `tracefuse.optimizers.sizes.arguments` has them there."""
     program = lower(kernel, tuning)
     own = [f.name for f in program.functions]
     imported = [f"from {module} import kernel{name.removeprefix(kernel.name)} as {name}" for name in own]

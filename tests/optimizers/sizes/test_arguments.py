@@ -14,9 +14,9 @@ from kernels import kernel_of, kernel_of_types, poisoned
 from torch import Tensor
 
 from tracefuse.build.across_sizes import AcrossSizes
-from tracefuse.optimizers.kernels.arguments import Written, written
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.kernels.text import jitted_source
+from tracefuse.optimizers.sizes.arguments import Written, written
 
 f32 = torch.float32
 
