@@ -38,10 +38,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tracefuse.build.across_sizes import AcrossSizes
 from tracefuse.dynamo.differentiable import Places, function_of
 from tracefuse.dynamo.halves import Halves, shown, watching
-from tracefuse.execution.export import functions_source
+from tracefuse.execution.export import functions_source, halves_source
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.fakes.made import fake_tensor
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.lowering.random_ops import DRAW
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
 from tracefuse.optimizers.rewrite import layout
 from tracefuse.optimizers.sizes.numbers import COUNT, NotAlike, Shift, Sizes, shifts_of
@@ -184,7 +185,8 @@ class Line:
             raise NotAlike("an input lies otherwise in its memory than those at other sizes")
         check(self.asked, sizes, self.mode)
         variant = remade(self.programs, sizes, given, [fake_tensor(self.mode, *one) for one in entries])
-        functions = self.text.functions(sizes, self._kernels(sizes, self.across) if self.across else {})
+        called = vars(first.halves.module) | self._kernels(sizes, self.across) if self.across else {}
+        functions = self.text.functions(sizes, called)
         halves = first.halves.at_another_size(variant, SimpleNamespace(**functions))
         run = function_of(first.places, halves, entries[len(given) :])
         return watching(run, halves.read_results) if halves.read_results else run, numbers
@@ -223,9 +225,11 @@ def line_of(programs: Sequence[Traced], symbols: Symbols, across: AcrossSizes | 
     variants = [one.halves.variant for one in programs]
     if across is not None and any(type(kernel) is not Kernel for one in variants for kernel in one.kernels):
         raise NotAlike("it has kernels that are made of a table")
+    if across is not None and any(node.target is DRAW for node in variants[0].trace.ops):
+        raise NotAlike("how far its dropout moves the generator is rounded")
     if len({len(one.kernels) for one in variants}) > 1:
         raise NotAlike("there are more kernels at one size than at another")
-    text = merged([_text(one) if across is None else functions_source(one, {}) for one in variants])
+    text = merged([_text(one) if across is None else halves_source(one) for one in variants])
     text.functions(sizes)  # which says whether its numbers follow the size
     inputs = [[val(node) for node in one.halves.joint.trace.placeholders] for one in programs]
     return Line(at, tuple(programs), list(zip(*inputs, strict=True)), asked, text, shifts, across)

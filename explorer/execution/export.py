@@ -102,7 +102,7 @@ def module_source(variant: Optimised, further: Further | None = None) -> str:
 def functions_source(variant: Optimised, texts: Mapping[str, str] | None = None) -> str:
     """A module of the optimised `forward` and `backward` (boxed) alone, with what they call, at the least cost to the host.
     The backward may be run again on what the forward has kept. `texts` are those of its kernels (default:
-    `kernel_texts`); one without a text is left out."""
+    `kernel_texts`)."""
     imports = "import math\n\nimport torch" + (
         "\nimport triton\nimport triton.language as tl" if _needs_triton(variant) else ""
     )
@@ -133,12 +133,7 @@ def _functions(
     """The kernels and the optimised halves, and the update."""
     texts = kernel_texts(variant) if texts is None else texts
     kernels = [*texts.values(), *(further.kernels if further else ())]
-    forward, backward = variant.forward, variant.backward
-    over = {node.name: operand.name for node, operand in _overwritten(variant, is_backward_once).items()}
-    optimised = [
-        rendered(forward, spelled_over(casts_together(forward), over)),
-        render_boxed(backward, "backward", spelled_over(casts_together(backward), over)),
-    ]
+    optimised = _halves(variant, is_backward_once)
     casts = CAST_ALL if any("= cast_all(" in half for half in optimised) else ""
     optimised += [further.function] if further else []
     return [
@@ -153,6 +148,20 @@ def _functions(
         *kernels,
         _rule("the optimised program"),
         *optimised,
+    ]
+
+
+def halves_source(variant: Optimised) -> str:
+    """The part of `functions_source` that a program's sizes are in, but for its kernels: `forward` and `backward`."""
+    return "\n\n".join(_halves(variant, False))
+
+
+def _halves(variant: Optimised, is_backward_once: bool) -> list[str]:
+    forward, backward = variant.forward, variant.backward
+    over = {node.name: operand.name for node, operand in _overwritten(variant, is_backward_once).items()}
+    return [
+        rendered(forward, spelled_over(casts_together(forward), over)),
+        render_boxed(backward, "backward", spelled_over(casts_together(backward), over)),
     ]
 
 

@@ -178,6 +178,34 @@ def test_kernels_are_told_as_they_are_compiled_anew(traced: list[int], across: l
     assert [kernel.key for kernel in seen] == [kernel.key for kernel in graph.variant(graph.config).kernels]
 
 
+def test_a_program_that_draws_by_rounded_numbers_tells_of_none(
+    traced: list[int], across: list[AcrossSizes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As dropout in a kernel of a GPU does, of which ATen's operator stands here."""
+    monkeypatch.setattr(other_sizes, "DRAW", torch.ops.aten.native_dropout.default)
+    compiled = torch.compile(gpt(dropout=0.1), backend=backend, dynamic=True)
+    for length in (*FIRST, 64):
+        compiled(*batch(61, 2, length)).backward()
+    assert len(traced) == len(FIRST) + 1
+    assert sum(map(len, across[0].versions.values())) > 0
+
+
+def test_what_a_program_calls_beside_its_kernels_is_taken_from_the_first(
+    traced: list[int], across: list[AcrossSizes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton reads jitted functions, such as those of gradients of embeddings, from a file, which a told text is not in."""
+    jitted = "import triton\n\n\n@triton.jit\ndef beside(x_ptr):\n    pass\n\n\n"
+    source = halves.functions_source
+    for where in (halves, other_sizes):
+        monkeypatch.setattr(where, "functions_source", lambda *given: jitted + source(*given))
+    model = gpt().double()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for length in (*FIRST, 64):
+        inputs = batch(61, 2, length)
+        torch.testing.assert_close(compiled(*inputs), model(*inputs))
+    assert len(traced) == len(FIRST)
+
+
 def test_a_graph_that_replays_cuda_graphs_tells_of_no_size(traced: list[int], across: list[AcrossSizes]) -> None:
     model = nn.Sequential(nn.Linear(8, 6), nn.GELU())
     with warnings.catch_warnings():
