@@ -7,10 +7,11 @@
     options           those of `Capture.optimize`: torch.compile(model, backend="tracefuse", options={"remat": 0.5})
     cuda_graph        an option more, which replays both halves as CUDA graphs; mode="reduce-overhead" is another name of it
 
-A graph whose sizes vary is compiled for each set of sizes that it is called with (`tracefuse.dynamo.sizes`). What a trace
-cannot say (numbers that vary, ops that hold graphs) runs as it came, op by op, and so does a graph that one
-of our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing
-leaves the backend but `OptionError`, for what the user asked, running out of memory, and what Dynamo breaks a graph at
+A graph whose sizes vary is compiled for each set of sizes that it is called with (`tracefuse.dynamo.sizes`), until three of
+them tell of most others (`tracefuse.dynamo.other_sizes`); its kernels share machine code (`tracefuse.build.across_sizes`).
+What a trace cannot say (numbers that vary, ops that hold graphs) runs as it came, op by op, and so does a graph that one of
+our passes or kernels fails on. A warning says why, at the user's call, and so does `tracefuse.explore(model)`. Nothing leaves
+the backend but `OptionError`, for what the user asked, running out of memory, and what Dynamo breaks a graph at
 (`tracefuse.dynamo.data_dependent`), while it compiles.
 
 Private names: `torch._dynamo.backends.common.aot_autograd`, `torch._dynamo.exc.TorchDynamoException`, `default_partition`,
@@ -20,6 +21,7 @@ Private names: `torch._dynamo.backends.common.aot_autograd`, `torch._dynamo.exc.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +36,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tracefuse.build.kernels import this_gpu
+from tracefuse.build.across_sizes import AcrossSizes, runs_kernels
 from tracefuse.build.waiting import Waiting
 from tracefuse.compiled_graphs import CompiledGraph, at_another_size, note_refused
 from tracefuse.config.configuration import Config, option_names, unknown_option
@@ -51,7 +53,7 @@ from tracefuse.dynamo.left_to_python import watch
 from tracefuse.dynamo.masks import with_plain_masks
 from tracefuse.dynamo.other_sizes import OtherSizes, symbols_of
 from tracefuse.dynamo.patterns import NO_COLLECTIVES, OVERLAP, Patterns, patterns_of, unmatched
-from tracefuse.dynamo.sizes import BySize, Compile, counts, floats, varying_sizes
+from tracefuse.dynamo.sizes import BySize, counts, floats, varying_sizes
 from tracefuse.errors import NotSupported, OptionError, TracefuseError
 from tracefuse.optimizers.ops import is_collective
 from tracefuse.optimizers.overlap.issued import issues_collectives, order_of_collectives
@@ -110,18 +112,23 @@ def tracefuse(
     tell_end(module)
 
     def compiled(
-        graph: fx.GraphModule, examples: Sequence[Any], is_first: bool = True, may_break: bool = False
+        graph: fx.GraphModule,
+        examples: Sequence[Any],
+        is_first: bool = True,
+        may_break: bool = False,
+        across: AcrossSizes | None = None,
     ) -> tuple[Any, Any]:
         inputs = _named(graph, examples)
         if inputs is None:
             return graph.forward, None
         waiting = Waiting("compiling a graph of this model", "AOTAutograd")
-        compiling = _Compiling(config, cuda_graph, inputs, examples, patterns, is_first, waiting)
+        compiling = _Compiling(config, cuda_graph, inputs, examples, patterns, is_first, waiting, across)
         run = _run_of(graph, compiling, may_break)
         return run, compiling.made
 
     try:
-        varying = _by_size(module, example_inputs, compiled, config)
+        across = AcrossSizes() if not cuda_graph and runs_kernels(example_inputs) else None
+        varying = _by_size(module, example_inputs, compiled, config, across)
     except OUT_OF_MEMORY:
         raise
     except Exception as reason:
@@ -130,26 +137,33 @@ def tracefuse(
     return varying or compiled(module, example_inputs, may_break=dynamo_may_break())[0]
 
 
-def _by_size(module: fx.GraphModule, examples: Sequence[Any], compiled: Compile, config: Config) -> BySize | None:
+def _by_size(
+    module: fx.GraphModule,
+    examples: Sequence[Any],
+    compiled: Callable[..., Any],
+    config: Config,
+    across: AcrossSizes | None,
+) -> BySize | None:
     """What runs a graph whose sizes vary; None where none do."""
     positions = varying_sizes(module, examples)
     if not positions:
         return None
     numbers = floats(module, examples), counts(module, examples)
-    others = _other_sizes(module, *numbers, config)
-    return BySize(module, positions, *numbers, compiled, _run_op_by_op, others)
+    others = _other_sizes(module, *numbers, config, across)
+    return BySize(module, positions, *numbers, functools.partial(compiled, across=across), _run_op_by_op, others)
 
 
 def _other_sizes(
-    module: fx.GraphModule, floats: Sequence[int], counts: Sequence[int], config: Config
+    module: fx.GraphModule,
+    floats: Sequence[int],
+    counts: Sequence[int],
+    config: Config,
+    across: AcrossSizes | None = None,
 ) -> OtherSizes | None:
-    """What tells of sizes that were not traced; None where a pass decides by budgets, or by rules of the user's own, and on a
-    GPU, whose kernels are compiled for each size, so that little is won."""
-    if this_gpu() is not None:
-        return None
+    """What tells of sizes that were not traced; None where a pass decides by budgets, or by rules of the user's own."""
     symbols = symbols_of(module, floats, counts)
     is_plain = config.memory_budget is None and config.peak_budget is None and not config.own
-    return OtherSizes(symbols, at_another_size) if symbols is not None and is_plain else None
+    return OtherSizes(symbols, at_another_size, across) if symbols is not None and is_plain else None
 
 
 def _named(module: fx.GraphModule, examples: Sequence[Any]) -> list[GraphInput] | None:
@@ -201,6 +215,8 @@ class _Compiling:
     patterns: Patterns
     is_judged: bool
     waiting: Waiting
+    across: AcrossSizes | None = None
+    """What is known of the graph's kernels at other sizes; None where they do not run, or where there is one size."""
     read_results: tuple[int, ...] = ()
     made: tuple[Halves, Places] | None = None
     """The halves, and where their tensors stand, if programs of other sizes may be told by them."""
@@ -254,8 +270,18 @@ class _Compiling:
             variant = _in_order(variant) if issues else variant.check()
             found.config = variant.config
             self.waiting.next(counted(len(variant.kernels), "kernel"))
-            judged = _judged(variant) if self.is_judged and not issues else variant
-            return (GraphedHalves if self.cuda_graph else Halves)(joint, judged)
+            judged = variant if issues else self._judged(variant)
+            if self.cuda_graph:
+                return GraphedHalves(joint, judged)
+            return Halves(
+                joint, judged, self.across.with_numbers(judged.kernels, judged.tunings) if self.across else {}
+            )
+
+    def _judged(self, variant: Variant) -> Variant:
+        """The variant without the kernels that are slower here than ATen's ops, as they were timed at its first size."""
+        if self.across is None:
+            return _judged(variant) if self.is_judged else variant
+        return _judged(variant, self.across.noting if self.is_judged else self.across.told)
 
     def matched(self, variant: Variant) -> Variant:
         """The variant without the globs that its graph does not have."""
@@ -323,10 +349,10 @@ def _ordered(variant: Variant) -> Variant:
     return variant
 
 
-def _judged(variant: Variant) -> Variant:
+def _judged(variant: Variant, timed: Callable[..., Any] | None = None) -> Variant:
     """The variant without the kernels that are slower here than ATen's ops; with all where that cannot be found out."""
     try:
-        return variant.judge(budget_s=JUDGE_S)
+        return variant.judge(budget_s=JUDGE_S, timed=timed)
     except OUT_OF_MEMORY:
         raise
     except Exception as error:

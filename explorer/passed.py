@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from tracefuse.assembly.program import CapturedProgram
+from tracefuse.build.kernels import NONE_WITH_NUMBERS, WithNumbers
 from tracefuse.build.kernels import build as build_kernels
 from tracefuse.build.timed import judge as judged
 from tracefuse.build.tuning import tune as tuned_anew
@@ -198,12 +199,15 @@ class Passed:
         self.build()
         return module_source(self)
 
-    def build(self, progress: Progress | None = None) -> None:
+    def build(
+        self, progress: Progress | None = None, with_numbers: Mapping[str, WithNumbers] = NONE_WITH_NUMBERS
+    ) -> None:
         """Compile the kernels for this machine's GPU, those that the cache lacks, and note `fallbacks`; nothing on a CPU.
 
-        `progress` is called with the fraction done and with `compiling 7 of 31 kernels`.
+        `progress` is called with the fraction done and with `compiling 7 of 31 kernels`. Those `with_numbers` take some of
+        their sizes.
         """
-        self.fallbacks = build_kernels(self.kernels, progress, tunings=self.tunings)
+        self.fallbacks = build_kernels(self.kernels, progress, tunings=self.tunings, with_numbers=with_numbers)
         if self.tunings or self.fallbacks:
             self.capture.measurements.builds[self.config] = Build(self.tunings, self.fallbacks)
 
@@ -223,18 +227,21 @@ class Passed:
             self.forget(*_MADE_OF_TUNINGS)
         self.judge(progress)
 
-    def judge(self, progress: Progress | None = None, budget_s: float = JUDGE_S) -> Self:
+    def judge(
+        self, progress: Progress | None = None, budget_s: float = JUDGE_S, timed: Callable[..., Any] | None = None
+    ) -> Self:
         """This variant without the kernels that are slower on this machine's GPU than the ATen ops that they stand for.
 
         Those that were never timed with their block sizes are, beside ATen's ops, for `budget_s` seconds, in which they are
         compiled too; what is left then is kept by the model. Where `fuse` cuts one that lost in two, the parts are timed next.
-        The times are kept for later sessions, and stand in the decisions of `fuse`. Nothing happens on a CPU.
+        The times are kept for later sessions, and stand in the decisions of `fuse`. Nothing happens on a CPU. `timed` is
+        asked in place of `tracefuse.build.timed.judge`.
         """
         if not self.runs_triton or not self.kernels or "fuse" not in {one.name for one in self.passes}:
             return self
         until_s, asked = time.perf_counter() + budget_s, set[str]()
         while new := [kernel.key for kernel in self.kernels if kernel.key not in asked]:
-            found = judged(self.kernels, self.tunings, progress, until_s - time.perf_counter())
+            found = (timed or judged)(self.kernels, self.tunings, progress, until_s - time.perf_counter())
             asked.update(new)
             self.capture.know(found, [kernel.key for kernel in self.kernels])
         return self

@@ -43,16 +43,40 @@ Progress = Callable[[float, str], None]
 Asked = tuple[Kernel, Tuning]
 """A kernel, and the block sizes under which it is asked for."""
 
+NONE_WITH_NUMBERS: Mapping[str, WithNumbers] = {}
+
+_JITTED = "tracefuse_jitted_"
+
 _refused: dict[tuple[Path, str], str] = {}
 """(folder, fact key) -> the compiler's message: a refusal holds for this session, and the next one tries again."""
 
 
 @dataclass(frozen=True)
+class WithNumbers:
+    """A kernel that takes numbers. `jitted` is the text of its functions, which other sizes have too, and `names` are their
+    names in it; `source` is the text of what launches them in a module of one size; `launches` are by their names there."""
+
+    jitted: str
+    names: Mapping[str, str]
+    source: str
+    launches: tuple[Launch, ...]
+    aligning: Mapping[str, tuple[bool, ...]]
+    """Which of each launch's numbers decide on which loads are aligned."""
+
+    def kinds(self, launch: Launch) -> tuple[int, ...]:
+        """Integers that are compiled as the launch's numbers are."""
+        known = zip(launch.numbers, self.aligning[launch.function], strict=True)
+        return tuple(worker.kind_of(number) if aligns else 3 for number, aligns in known)
+
+
+@dataclass(frozen=True)
 class _Task:
-    """One launch of a kernel to compile, and the key of what is known of it, which tunings may share."""
+    """One launch of a kernel to compile, the text that its file has, and the key of what is known of it, which tunings, and
+    sizes that are numbers for it, may share."""
 
     asked: Asked
     job: Job
+    text: str
     key: str
 
 
@@ -75,23 +99,30 @@ def build(
     progress: Progress | None = None,
     jobs: int | None = None,
     tunings: Mapping[str, Tuning] | None = None,
+    with_numbers: Mapping[str, WithNumbers] = NONE_WITH_NUMBERS,
 ) -> dict[str, str]:
     """Compile `kernels` for this machine's GPU, `jobs` at a time (all processors by default).
 
-    `tunings` are by the kernels' names; a kernel without one is the guess. Returns the names of the kernels that cannot run
+    `tunings` are by the kernels' names; a kernel without one is the guess. So are those `with_numbers`, whose functions take
+    some of their sizes. Returns the names of the kernels that cannot run
     on it, with the reason. Without a GPU nothing is compiled and nothing refused. Raises `BuildError` where the cache cannot
     be written.
     """
     asked = [(kernel, (tunings or {}).get(kernel.name, GUESS)) for kernel in kernels]
-    return {kernel.name: reason for (kernel, _), reason in build_all(asked, progress, jobs).items()}
+    return {kernel.name: reason for (kernel, _), reason in build_all(asked, progress, jobs, with_numbers).items()}
 
 
-def build_all(asked: Iterable[Asked], progress: Progress | None = None, jobs: int | None = None) -> dict[Asked, str]:
+def build_all(
+    asked: Iterable[Asked],
+    progress: Progress | None = None,
+    jobs: int | None = None,
+    with_numbers: Mapping[str, WithNumbers] = NONE_WITH_NUMBERS,
+) -> dict[Asked, str]:
     """As `build`, of kernels under given tunings: which of `asked` cannot run, with the reason."""
     gpu = this_gpu()
     if gpu is None:
         return {}
-    tasks = [task for one in dict.fromkeys(asked) for task in _tasks(*one)]
+    tasks = [task for one in dict.fromkeys(asked) for task in _tasks(*one, with_numbers.get(one[0].name))]
     folder = cache.machine_code_directory()
     facts: dict[str, Any] = {task.key: _known(task, folder) for task in tasks}
     missing = {task.key: task for task in tasks if facts[task.key] is None}
@@ -114,12 +145,17 @@ def _reason(fact: dict[str, Any], gpu: Gpu) -> str | None:
     return None
 
 
-def preload(module: ModuleType, kernels: Iterable[Kernel], tunings: Mapping[str, Tuning] | None = None) -> list[Any]:
+def preload(
+    module: ModuleType,
+    kernels: Iterable[Kernel],
+    tunings: Mapping[str, Tuning] | None = None,
+    with_numbers: Mapping[str, WithNumbers] = NONE_WITH_NUMBERS,
+) -> list[Any]:
     """Give the jitted functions of a loaded module the machine code of `kernels`, so that their launches compile nothing.
 
     It is that of the current GPU and of aligned pointers; for others Triton compiles at the launch. Triton also compiles a
     stub in C for each new list of arguments: many at a time, here. Does nothing without a GPU. The kernels must have
-    passed `build`, under the same `tunings`. Returns Triton's `CompiledKernel` of each launch. Raises
+    passed `build`, under the same `tunings` and `with_numbers`. Returns Triton's `CompiledKernel` of each launch. Raises
     `triton.OutOfResources` where the GPU cannot hold a program.
     """
     if this_gpu() is None:
@@ -127,7 +163,11 @@ def preload(module: ModuleType, kernels: Iterable[Kernel], tunings: Mapping[str,
     device, found = torch.cuda.current_device(), []
     with kept_in(cache.machine_code_directory()), ThreadPoolExecutor() as pool:
         loading = []
-        for launch in [one for kernel in kernels for one in launches(kernel, (tunings or {}).get(kernel.name, GUESS))]:
+        for launch in [
+            one
+            for kernel in kernels
+            for one in _launches(kernel, (tunings or {}).get(kernel.name, GUESS), with_numbers.get(kernel.name))
+        ]:
             found.append(made := _read(getattr(module, launch.function), launch))
             loading.append(pool.submit(_make_ready, made, device))
         for one in loading:
@@ -138,7 +178,7 @@ def preload(module: ModuleType, kernels: Iterable[Kernel], tunings: Mapping[str,
 def _read(function: Any, launch: Launch) -> Any:
     """The machine code of a launch, in the folder that is set; made again where another process clears that meanwhile, or
     has left half of an entry by it."""
-    arguments = (tuple(map(str, launch.pointers)), launch.blocks, launch.num_warps)
+    arguments = (tuple(map(str, launch.pointers)), launch.blocks, launch.num_warps, launch.numbers)
     try:
         return worker.warm(function, *arguments)
     except Exception:  # of many types; what is wrong with the kernel itself raises again
@@ -155,17 +195,29 @@ def _make_ready(made: Any, device: int) -> None:
 # --- what there is to compile -----------------------------------------------------------------------------------------
 
 
-def _tasks(kernel: Kernel, tuning: Tuning) -> list[_Task]:
-    text = jitted_text(module_text(kernel, tuning))
+def _launches(kernel: Kernel, tuning: Tuning, taking: WithNumbers | None) -> tuple[Launch, ...]:
+    return launches(kernel, tuning) if taking is None else taking.launches
+
+
+def _tasks(kernel: Kernel, tuning: Tuning, taking: WithNumbers | None = None) -> list[_Task]:
+    text = jitted_text(module_text(kernel, tuning) if taking is None else taking.jitted)
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = str(cache.write_module(f"tracefuse_jitted_{name}", text))
-    jobs = [
-        Job(path, one.function, tuple(map(str, one.pointers)), one.blocks, one.num_warps)
-        for one in launches(kernel, tuning)
-    ]
+    path = _written(name, text)
+    jobs = [_job(path, one, taking) for one in _launches(kernel, tuning, taking)]
     # Without the path: a cache may be moved, and the text is in the name.
     keys = [f"build checked {name} {j.function} {j.pointers} {sorted(j.blocks.items())} {j.num_warps}" for j in jobs]
-    return [_Task((kernel, tuning), job, key) for job, key in zip(jobs, keys, strict=True)]
+    keys = [f"{key} {job.numbers}" if job.numbers else key for key, job in zip(keys, jobs, strict=True)]
+    return [_Task((kernel, tuning), job, text, key) for job, key in zip(jobs, keys, strict=True)]
+
+
+def _job(path: str, one: Launch, taking: WithNumbers | None) -> Job:
+    function = one.function if taking is None else taking.names[one.function]
+    kinds = taking.kinds(one) if taking is not None else ()
+    return Job(path, function, tuple(map(str, one.pointers)), one.blocks, one.num_warps, kinds)
+
+
+def _written(name: str, text: str) -> str:
+    return str(cache.write_module(f"{_JITTED}{name}", text))
 
 
 def jitted_text(source: str) -> str:
@@ -252,7 +304,7 @@ def _on_a_lane(task: _Task, lanes: queue.SimpleQueue[Worker | None]) -> dict[str
     try:
         fact = _ask(lane, task.job)
         if "error" in fact:  # Another process may have cleared the cache meanwhile: once more, from the text on.
-            _tasks(*task.asked)
+            _written(Path(task.job.path).stem.removeprefix(_JITTED), task.text)
             fact = _ask(lane, task.job)
         return fact
     except WorkerLost as error:

@@ -109,7 +109,12 @@ def module_of(kernel: Kernel, tuning: Tuning = GUESS) -> ModuleType:
 
 def module_text(kernel: Kernel, tuning: Tuning = GUESS) -> str:
     """A file with one kernel: all that its text needs, and the text."""
-    source = kernel_source(kernel, tuning)
+    return with_support(kernel_source(kernel, tuning))
+
+
+def with_support(*sources: str) -> str:
+    """The text of kernels below all that it needs."""
+    source = "\n\n".join(sources)
     return "\n\n".join(filter(None, [HEADER, table_support(source), support(source), source]))
 
 

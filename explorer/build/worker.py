@@ -35,13 +35,14 @@ IDLE_S = 300
 @dataclass(frozen=True)
 class Job:
     """One jitted function to compile: the file that defines it, its name, its pointers' element types as torch calls them
-    (`torch.float32`), the constants that follow, and warps per program."""
+    (`torch.float32`), the constants that follow, warps per program, and the integers between pointers and constants."""
 
     path: str
     function: str
     pointers: tuple[str, ...]
     blocks: dict[str, int]
     num_warps: int
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,24 @@ class _NoGpu:
 
 def compiled(job: Job) -> Any:
     """Triton's `CompiledKernel` of `job` for the active driver's GPU; raises what the compiler raises."""
-    return warm(getattr(_load(Path(job.path)), job.function), job.pointers, job.blocks, job.num_warps)
+    return warm(getattr(_load(Path(job.path)), job.function), job.pointers, job.blocks, job.num_warps, job.numbers)
 
 
-def warm(function: Any, pointers: tuple[str, ...], blocks: dict[str, int], num_warps: int) -> Any:
-    """Let a jitted function find or make its machine code, as its first launch would with pointers aligned to 16 bytes."""
+def warm(
+    function: Any, pointers: tuple[str, ...], blocks: dict[str, int], num_warps: int, numbers: tuple[int, ...] = ()
+) -> Any:
+    """Let a jitted function find or make its machine code, as its first launch would with pointers aligned to 16 bytes, and
+    with `numbers` or others of the same kinds: see `kind_of`."""
     from triton.runtime.jit import MockTensor
 
     tensors = [MockTensor(_ElementType(name)) for name in pointers]
-    return function.warmup(*tensors, **blocks, grid=(1,), num_warps=num_warps, enable_fp_fusion=True)
+    return function.warmup(*tensors, *numbers, **blocks, grid=(1,), num_warps=num_warps, enable_fp_fusion=True)
+
+
+def kind_of(number: int) -> int:
+    """The integer that stands for all of 31 bits which Triton compiles the same for: 1 is a constant, and of others it knows
+    whether 16 divides them."""
+    return 1 if number == 1 else 16 if number % 16 == 0 else 3
 
 
 def answer(job: Job) -> dict[str, Any]:

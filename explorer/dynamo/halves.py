@@ -22,12 +22,12 @@ from typing import Any, Literal
 
 import torch
 
-from tracefuse.build.kernels import preload
+from tracefuse.build.kernels import NONE_WITH_NUMBERS, WithNumbers, preload
 from tracefuse.build.modules import load
 from tracefuse.device.packed_attention import share_graphs
 from tracefuse.dynamo.joint import RESULT, Joint
 from tracefuse.errors import ReplayError
-from tracefuse.execution.export import functions_source
+from tracefuse.execution.export import functions_source, kernel_texts
 from tracefuse.execution.optimised import Optimised
 from tracefuse.execution.replay import replay
 from tracefuse.optimizers.facts import storages
@@ -46,17 +46,20 @@ class Halves:
     makes: autograd lets nobody write to a view that comes out of a function with several results, and AOTAutograd, which tells
     of the views that a user is to see by itself, expects a tensor of its own in each place. So `repeated` are the places of
     results that an earlier place has too, as a value and what was detached from it are one to the passes: a tensor in both
-    would have no gradient.
+    would have no gradient. Kernels that are `with_numbers` take some of their sizes, and share their machine code.
     """
 
-    def __init__(self, joint: Joint, variant: Optimised) -> None:
+    def __init__(
+        self, joint: Joint, variant: Optimised, with_numbers: Mapping[str, WithNumbers] = NONE_WITH_NUMBERS
+    ) -> None:
         self.joint, self.constants, self.objects = joint, joint.constants, joint.objects
         self.variant = variant
-        self.variant.build()
-        self.module = load(functions_source(self.variant))
-        share_graphs(self.module)
+        self.variant.build(with_numbers=with_numbers)
         built = [kernel for kernel in self.variant.kernels if kernel.name not in self.variant.fallbacks]
-        preload(self.module, built, self.variant.tunings)
+        taking = {kernel.name: with_numbers[kernel.name].source for kernel in built if kernel.name in with_numbers}
+        self.module = load(functions_source(self.variant, kernel_texts(self.variant) | taking))
+        share_graphs(self.module)
+        preload(self.module, built, self.variant.tunings, with_numbers)
         for kernel in built:
             _try_first(self.module, kernel)
         self._by_op: set[str] = set()

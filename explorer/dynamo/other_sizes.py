@@ -2,8 +2,11 @@
 
 A program is traced by AOTAutograd, goes through the passes and becomes text: a second for a few layers, whatever its size is.
 Where three programs differ in one size alone, they are a *line*: `tracefuse.optimizers.sizes` tells by them what the program
-is at another size of that line, which takes a moment, and why that is right. That is for the CPU, whose text is compiled
-once for all sizes; the kernels of a GPU are compiled for each, and so nothing is told there. A line serves
+is at another size of that line, which takes a moment, and why that is right. Forward and backward are a text that is compiled
+once for all sizes. On a CPU the kernels in it are their ATen ops. On a GPU each kernel's body is told at the new size and
+written as any other, and so its blocks and its grid are those of that size; its numbers are handed to machine code that other
+sizes have too (`tracefuse.build.across_sizes`). Which kernels there are, and their block sizes where those were tried, is what
+was timed for the programs of the line. A line serves
 
     sizes of one symbol     all others are as they were; a symbol is what dynamo calls a size that varies
     whose expressions       of that symbol in dynamo's graph are polynomials: no minimum, no remainder, no rounding
@@ -32,18 +35,20 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tracefuse.build.across_sizes import AcrossSizes
 from tracefuse.dynamo.differentiable import Places, function_of
 from tracefuse.dynamo.halves import Halves, shown, watching
-from tracefuse.execution.export import functions_source
+from tracefuse.execution.export import functions_source, halves_source
 from tracefuse.execution.optimised import Optimised
 from tracefuse.optimizers.fakes.made import fake_tensor
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.lowering.random_ops import DRAW
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
 from tracefuse.optimizers.rewrite import layout
 from tracefuse.optimizers.sizes.numbers import COUNT, NotAlike, Shift, Sizes, shifts_of
 from tracefuse.optimizers.sizes.questions import Question, check, check_numbers, questions
 from tracefuse.optimizers.sizes.texts import Text, merged
-from tracefuse.optimizers.sizes.traces import share_memory
+from tracefuse.optimizers.sizes.traces import kernel_at, share_memory
 from tracefuse.optimizers.trace import val
 from tracefuse.recording.frames import tell_user
 
@@ -154,6 +159,7 @@ class Line:
     asked: list[Question]
     text: Text
     shifts: frozenset[Shift]
+    across: AcrossSizes | None = None
     mode: FakeTensorMode = field(default_factory=FakeTensorMode)
 
     @property
@@ -179,12 +185,25 @@ class Line:
             raise NotAlike("an input lies otherwise in its memory than those at other sizes")
         check(self.asked, sizes, self.mode)
         variant = remade(self.programs, sizes, given, [fake_tensor(self.mode, *one) for one in entries])
-        halves = first.halves.at_another_size(variant, SimpleNamespace(**self.text.functions(sizes)))
+        called = vars(first.halves.module) | self._kernels(sizes, self.across) if self.across else {}
+        functions = self.text.functions(sizes, called)
+        halves = first.halves.at_another_size(variant, SimpleNamespace(**functions))
         run = function_of(first.places, halves, entries[len(given) :])
         return watching(run, halves.read_results) if halves.read_results else run, numbers
 
+    def _kernels(self, sizes: Sizes, across: AcrossSizes) -> dict[str, Callable[..., Any]]:
+        """What runs the kernels at the size `sizes.new`, by their names at the first: under its block sizes, and as ATen's ops
+        where they are that."""
+        first = self.programs[0].halves.variant
+        alike = zip(*(one.halves.variant.kernels for one in self.programs), strict=True)
+        made = {one[0].name: kernel_at(sizes, one, self.mode) for one in alike}
+        tunings = {one.name: first.tunings[name] for name, one in made.items() if name in first.tunings}
+        launched = [one for name, one in made.items() if name not in first.fallbacks]
+        found = across.launchers(launched, tunings)
+        return {name: found.get(one.name, one) for name, one in made.items()}
 
-def line_of(programs: Sequence[Traced], symbols: Symbols) -> Line:
+
+def line_of(programs: Sequence[Traced], symbols: Symbols, across: AcrossSizes | None = None) -> Line:
     """The line that the programs are. Raises `NotAlike` where they are none."""
     varies = [at for at, sizes in enumerate(zip(*(one.sizes for one in programs), strict=True)) if len(set(sizes)) > 1]
     if len({one.kind for one in programs}) > 1 or len(varies) != 1:
@@ -203,10 +222,17 @@ def line_of(programs: Sequence[Traced], symbols: Symbols) -> Line:
         raise NotAlike("inputs lie in the same memory")
     asked = questions(traces)
     check_numbers([*questions([one.halves.joint.trace for one in programs]), *asked], sizes)
-    text = merged([_text(one.halves.variant) for one in programs])
+    variants = [one.halves.variant for one in programs]
+    if across is not None and any(type(kernel) is not Kernel for one in variants for kernel in one.kernels):
+        raise NotAlike("it has kernels that are made of a table")
+    if across is not None and any(node.target is DRAW for node in variants[0].trace.ops):
+        raise NotAlike("how far its dropout moves the generator is rounded")
+    if len({len(one.kernels) for one in variants}) > 1:
+        raise NotAlike("there are more kernels at one size than at another")
+    text = merged([_text(one) if across is None else halves_source(one) for one in variants])
     text.functions(sizes)  # which says whether its numbers follow the size
     inputs = [[val(node) for node in one.halves.joint.trace.placeholders] for one in programs]
-    return Line(at, tuple(programs), list(zip(*inputs, strict=True)), asked, text, shifts)
+    return Line(at, tuple(programs), list(zip(*inputs, strict=True)), asked, text, shifts, across)
 
 
 def _text(variant: Optimised) -> str:
@@ -222,6 +248,7 @@ class OtherSizes:
 
     symbols: Symbols
     remade: Remade
+    across: AcrossSizes | None = None
     traced: list[Traced] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
 
@@ -249,7 +276,7 @@ class OtherSizes:
         pairs = [pair for pair in itertools.combinations(self.traced, COUNT - 1) if _may_be_a_line((*pair, new))]
         for pair in pairs[:MOST_TRIED]:
             try:
-                self.lines.insert(0, line_of((*pair, new), self.symbols))
+                self.lines.insert(0, line_of((*pair, new), self.symbols, self.across))
                 break
             except NotAlike:
                 continue

@@ -5,8 +5,8 @@ chosen by them, so that a graph with symbols is kept as it came, and specialised
 
     graph(s, x: [2, s], f, …)     called with [2, 33]: x: [2, 33], s is 33 wherever it is read, and f.item() what f is
 
-On a CPU, where three of these programs differ in one size alone, they tell of others, which takes a moment instead of a
-second: `tracefuse.dynamo.other_sizes`.
+Where three of these programs differ in one size alone, they tell of others, which takes a moment instead of a second:
+`tracefuse.dynamo.other_sizes`. On a GPU the kernels of all sizes share machine code: `tracefuse.build.across_sizes`.
 
 A Python float of a module, such as a scale, is a tensor `f` of the CPU that dynamo made, whose number varies for all that is
 known, and an integer that is no size, such as how far a text has come, is a symbol. A call of known sizes and numbers costs
@@ -47,7 +47,7 @@ MANY_SIZES = 16
 MOST_SIZES = 128
 """Programs of one graph that are kept."""
 MOST_RESIZED = 1024
-"""Programs that are kept of sizes that were not traced: none has a kernel of its own to compile."""
+"""Programs that are kept of sizes that were not traced: machine code is theirs together."""
 MOST_NUMBERS = 4
 """Different numbers beside sizes that they are compiled for: one that changes in each call would be compiled for ever."""
 

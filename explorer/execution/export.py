@@ -12,7 +12,7 @@ Random ops draw fresh numbers at each run, also where the program seeded its gen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -99,13 +99,14 @@ def module_source(variant: Optimised, further: Further | None = None) -> str:
     return source
 
 
-def functions_source(variant: Optimised) -> str:
+def functions_source(variant: Optimised, texts: Mapping[str, str] | None = None) -> str:
     """A module of the optimised `forward` and `backward` (boxed) alone, with what they call, at the least cost to the host.
-    The backward may be run again on what the forward has kept."""
+    The backward may be run again on what the forward has kept. `texts` are those of its kernels (default:
+    `kernel_texts`)."""
     imports = "import math\n\nimport torch" + (
         "\nimport triton\nimport triton.language as tl" if _needs_triton(variant) else ""
     )
-    return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant, False)] if s) + "\n"
+    return "\n\n".join(s.strip("\n") for s in [imports, *_functions(variant, False, texts=texts)] if s) + "\n"
 
 
 def _needs_triton(variant: Optimised) -> bool:
@@ -123,15 +124,16 @@ def kernel_texts(variant: Optimised) -> dict[str, str]:
     }
 
 
-def _functions(variant: Optimised, is_backward_once: bool, further: Further | None = None) -> list[str]:
+def _functions(
+    variant: Optimised,
+    is_backward_once: bool,
+    further: Further | None = None,
+    texts: Mapping[str, str] | None = None,
+) -> list[str]:
     """The kernels and the optimised halves, and the update."""
-    kernels = [*kernel_texts(variant).values(), *(further.kernels if further else ())]
-    forward, backward = variant.forward, variant.backward
-    over = {node.name: operand.name for node, operand in _overwritten(variant, is_backward_once).items()}
-    optimised = [
-        rendered(forward, spelled_over(casts_together(forward), over)),
-        render_boxed(backward, "backward", spelled_over(casts_together(backward), over)),
-    ]
+    texts = kernel_texts(variant) if texts is None else texts
+    kernels = [*texts.values(), *(further.kernels if further else ())]
+    optimised = _halves(variant, is_backward_once)
     casts = CAST_ALL if any("= cast_all(" in half for half in optimised) else ""
     optimised += [further.function] if further else []
     return [
@@ -146,6 +148,20 @@ def _functions(variant: Optimised, is_backward_once: bool, further: Further | No
         *kernels,
         _rule("the optimised program"),
         *optimised,
+    ]
+
+
+def halves_source(variant: Optimised) -> str:
+    """The part of `functions_source` that a program's sizes are in, but for its kernels: `forward` and `backward`."""
+    return "\n\n".join(_halves(variant, False))
+
+
+def _halves(variant: Optimised, is_backward_once: bool) -> list[str]:
+    forward, backward = variant.forward, variant.backward
+    over = {node.name: operand.name for node, operand in _overwritten(variant, is_backward_once).items()}
+    return [
+        rendered(forward, spelled_over(casts_together(forward), over)),
+        render_boxed(backward, "backward", spelled_over(casts_together(backward), over)),
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from tracefuse.assembly.program import CapturedProgram
+from tracefuse.build.kernels import WithNumbers
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.optimizers.trace import Trace
@@ -36,4 +37,4 @@ class Optimised(Protocol):
     def call(self) -> str: ...
     @property
     def source(self) -> str: ...
-    def build(self) -> None: ...
+    def build(self, *, with_numbers: Mapping[str, WithNumbers] = ...) -> None: ...

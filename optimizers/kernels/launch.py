@@ -9,17 +9,17 @@ one of the GPU's. In a generated file types, sizes and constants never change. W
     the stream, and the current GPU         a launch must go to the tensors' GPU and to this thread's stream of it
     hooks                                   a profiler may be switched on at any time
 
-so `launcher` binds what never changes once, keeps the machine code by the first two and asks for the others. It goes the
-public way the first time, whenever a hook is set, under the interpreter (which compiles nothing, so that there is nothing to
-keep), and on versions of Triton that it does not know.
+so `launcher` binds what never changes once, the sizes that a kernel takes as arguments among it, keeps the machine code by the
+first two and asks for the others. It goes the public way the first time, whenever a hook is set, under the interpreter (which
+compiles nothing, so that there is nothing to keep), and on versions of Triton that it does not know.
 
 Private names: `CompiledKernel.run(x, y, z, stream, function, packed_metadata, launch_metadata, enter_hook, exit_hook,
-*arguments)`, which takes addresses for tensors and constants by position; `HookChain.calls`. Seen on triton 3.6, 3.7.1 and
-3.9. On 3.6 `CompiledKernel.run.launch`, the function in C which that ends in, with four more arguments for what our kernels
-do not have: cooperative grids, dependent launches and scratch memory. `torch._C._cuda_getCurrentRawStream` and
-`torch._C._cuda_getDevice`, seen on torch 2.11, 2.13 and 2.15, and `torch._C._dynamo.guards._empty_strided_cuda(shape, stride,
-dtype)`, which allocates on the current GPU without the dispatcher, seen on torch 2.11 and 2.13; where they are missing, their
-public twins serve.
+*arguments)`, which takes by position addresses for tensors, integers, and constants, an integer that is 1 among them;
+`HookChain.calls`. Seen on triton 3.6, 3.7.1 and 3.9. On 3.6 `CompiledKernel.run.launch`, the function in C which that ends in,
+with four more arguments for what our kernels do not have: cooperative grids, dependent launches and scratch memory.
+`torch._C._cuda_getCurrentRawStream` and `torch._C._cuda_getDevice`, seen on torch 2.11, 2.13 and 2.15, and
+`torch._C._dynamo.guards._empty_strided_cuda(shape, stride, dtype)`, which allocates on the current GPU without the dispatcher,
+seen on torch 2.11 and 2.13; where they are missing, their public twins serve.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ def _call_of(machine_code):
     return run, function, of_hooks
 
 
-def launcher(kernel, num_warps, **blocks):
-    """A function of `programs` and `*tensors`, which is `kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)` on the
-    GPU of the first tensor, at less cost to the host.
+def launcher(kernel, num_warps, numbers=(), **blocks):
+    """A function of `programs` and `*tensors`, which is
+    `kernel[(programs,)](*tensors, *numbers, **blocks, num_warps=num_warps)` on the GPU of the first tensor, at less cost to
+    the host.
 
     The machine code of an earlier launch serves again where the same addresses are multiples of 16.
     """
     calls = {}  # By GPU where all addresses are, as torch's memory begins at multiples of 512; else by GPU and which are.
-    constants = tuple(blocks.values())
+    constants = (*numbers, *blocks.values())
 
     def launch(programs, *tensors):
         device = tensors[0].get_device()
@@ -84,7 +85,7 @@ def launcher(kernel, num_warps, **blocks):
         before, after = _knobs.launch_enter_hook, _knobs.launch_exit_hook
         if found is None or getattr(before, "calls", before) or getattr(after, "calls", after):
             # Triton 3.9 warns where fused multiply-adds are not asked for, and later versions leave them out.
-            made = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps, enable_fp_fusion=True)
+            made = kernel[(programs,)](*tensors, *numbers, **blocks, num_warps=num_warps, enable_fp_fusion=True)
             if _is_known and made is not None and len(addresses) == len(tensors):
                 calls[key] = _call_of(made)
             return
@@ -98,9 +99,11 @@ HEADER = f"import torch\nimport triton\nimport triton.language as tl\n\n{LAUNCH}
 """What the text of a kernel needs above it."""
 
 
-def bound_launch(function: str, num_warps: int, blocks: Mapping[str, int]) -> list[str]:
-    """Lines that define `launch_FUNCTION(programs, *tensors)` behind the jitted `function`."""
+def bound_launch(function: str, num_warps: int, blocks: Mapping[str, int], numbers: tuple[int, ...] = ()) -> list[str]:
+    """Lines that define `launch_FUNCTION(programs, *tensors)` behind the jitted `function`, which takes `numbers` between its
+    pointers and its blocks."""
     start, constants = f"launch_{function} = launcher(", [f"{name}={size}" for name, size in blocks.items()]
-    arguments = ", ".join([function, f"num_warps={num_warps}", *constants])
+    passed = [f"numbers={numbers}"] if numbers else []
+    arguments = ", ".join([function, f"num_warps={num_warps}", *passed, *constants])
     whole = f"{start}{arguments})"
     return [whole] if len(whole) <= LINE_LENGTH else [start, f"    {arguments}", ")"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +42,15 @@ from tracefuse.optimizers.ops import is_getitem
 from tracefuse.optimizers.render import literal, render_op
 from tracefuse.optimizers.trace import human_bytes, nbytes, tensor_type, val
 
+NO_NUMBERS: Mapping[str, tuple[int, ...]] = {}
+
 
 @dataclass(frozen=True)
 class Launch:
     """How one jitted function of a kernel is launched: a grid of `programs`, each of `num_warps` warps.
 
-    `function` is its name, `pointers` the dtypes of its tensors in order, `blocks` the constants that follow them.
+    `function` is its name, `pointers` the dtypes of its tensors in order, `numbers` the sizes that it takes behind them (see
+    `tracefuse.optimizers.sizes.arguments`), and `blocks` the constants that follow.
     """
 
     function: str
@@ -55,6 +58,7 @@ class Launch:
     blocks: dict[str, int]
     programs: int
     num_warps: int
+    numbers: tuple[int, ...] = ()
 
 
 def launches(kernel: Kernel, tuning: Tuning = GUESS) -> tuple[Launch, ...]:
@@ -84,6 +88,21 @@ def kernel_source(kernel: Kernel, tuning: Tuning = GUESS, refused: str | None = 
     functions = [_jitted(function) for function in program.functions]
     heading, reference = "\n".join(_heading(kernel, tuning.note)), _reference(kernel, f"{kernel.name}_reference")
     return "\n\n".join([f"{heading}\n{functions[0]}", *functions[1:], reference, _launcher(kernel, program)])
+
+
+def jitted_source(kernel: Kernel, tuning: Tuning = GUESS) -> str:
+    """The part of `kernel_source` that is compiled. Raises as it does."""
+    return "\n\n".join(_jitted(function) for function in lower(kernel, tuning).functions)
+
+
+def source_with_numbers(kernel: Kernel, tuning: Tuning, module: str, numbers: Mapping[str, tuple[int, ...]]) -> str:
+    """As `kernel_source`, of a kernel whose jitted functions are those of the loaded `module`, which take `numbers`: by the
+    functions' names here, as `Taken.names` of `tracefuse.optimizers.sizes.arguments` has them there."""
+    program = lower(kernel, tuning)
+    own = [f.name for f in program.functions]
+    imported = [f"from {module} import kernel{name.removeprefix(kernel.name)} as {name}" for name in own]
+    heading, reference = _heading(kernel, tuning.note), _reference(kernel, f"{kernel.name}_reference")
+    return "\n\n".join(["\n".join([*heading, *imported]), reference, _launcher(kernel, program, numbers)])
 
 
 def _list_launches(kernel: ListKernel, tuning: Tuning) -> Iterator[Launch]:
@@ -214,7 +233,7 @@ def _filled(node: fx.Node) -> str | None:
     return f"{node.name} = torch.empty_strided({tuple(made.shape)}, {made.stride()}, {where}).fill_({literal(node.args[1])})"
 
 
-def _launcher(kernel: Kernel, program: LoweredKernel) -> str:
+def _launcher(kernel: Kernel, program: LoweredKernel, numbers: Mapping[str, tuple[int, ...]] = NO_NUMBERS) -> str:
     body = kernel.body
     inputs = [p.name for p in body.placeholders]
     first = program.functions[0].name
@@ -227,7 +246,9 @@ def _launcher(kernel: Kernel, program: LoweredKernel) -> str:
     if kernel.overwriting is not None:
         name = body.returned[kernel.overwriting.result].name
         made[name] += _unless_over(*results[name][:2])
-    bound = [line for f in program.functions for line in bound_launch(f.name, f.num_warps, f.blocks)]
+    bound = [
+        line for f in program.functions for line in bound_launch(f.name, f.num_warps, f.blocks, numbers.get(f.name, ()))
+    ]
     return "\n".join([
         *bound,
         "",

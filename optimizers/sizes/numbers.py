@@ -15,6 +15,8 @@ from tracefuse.optimizers.rewrite import Layout
 COUNT = 3
 """How many sizes tell of another one."""
 _POWERS = (1, 2)
+ROUNDED_TO = 32
+"""To how many of them the rows of a normaliser are rounded up by `_scaled_dot_product_efficient_attention`."""
 
 Shift = tuple[int, Fraction]
 """The power of the size in a number, and its constant over its slope."""
@@ -104,12 +106,26 @@ class Sizes:
         """A shape, or strides, at the size `new`."""
         if len({len(one) for one in at}) > 1:
             raise NotAlike(f"{at[0]} has another number of dimensions at another size")
-        return tuple(self._integer(one) for one in zip(*at, strict=True))
+        return tuple(map(self._extent, zip(*at, strict=True)))
+
+    def _extent(self, at: tuple[int, ...]) -> int:
+        """A size or a stride, which may be a multiple of the size rounded up, as ATen rounds some: torch tells of each tensor
+        whether that is so, since no number in a program's text is told in this way."""
+        with suppress(NotAlike):
+            return self._integer(at)
+        factors = {Fraction(one, _rounded_up(size)) for one, size in zip(at, self.known, strict=True)}
+        if len(factors) > 1 or (factor := factors.pop()).denominator != 1:
+            return self._integer(at)
+        return int(factor) * _rounded_up(self.new)
 
     def layout(self, at: Iterable[Layout]) -> Layout:
         """The layout of a tensor at the size `new`."""
         shapes, strides, dtypes, devices = zip(*at, strict=True)
         return self.numbers(shapes), self.numbers(strides), self.same(dtypes), self.same(devices)
+
+
+def _rounded_up(size: int) -> int:
+    return -(-size // ROUNDED_TO) * ROUNDED_TO
 
 
 def _rounded(back: Callable[[float], float], value: float) -> int:

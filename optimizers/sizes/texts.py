@@ -4,9 +4,9 @@ compiled once, in which names stand for the numbers that vary."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 from tracefuse.optimizers.sizes.numbers import NotAlike, Sizes
@@ -21,9 +21,10 @@ class Text:
     code: CodeType
     at: dict[str, tuple[Any, ...]]
 
-    def functions(self, sizes: Sizes) -> dict[str, Any]:
-        """What the text defines, by name, at the size `sizes.new`. Raises `NotAlike` where a number does not follow it."""
-        made: dict[str, Any] = {name: sizes.number(at) for name, at in self.at.items()}
+    def functions(self, sizes: Sizes, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """What the text defines, by name, at the size `sizes.new`, where it reads what is `given`. Raises `NotAlike` where a
+        number does not follow the size."""
+        made: dict[str, Any] = {name: sizes.number(at) for name, at in self.at.items()} | dict(given)
         exec(self.code, made)
         return made
 

@@ -21,6 +21,7 @@ from tracefuse.optimizers.fakes.made import fake_memory, fake_tensor, fake_view
 from tracefuse.optimizers.fakes.mode import FakeMode
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel, kernel_of
+from tracefuse.optimizers.ops import is_view
 from tracefuse.optimizers.rewrite import layout, layouts
 from tracefuse.optimizers.sizes.numbers import NotAlike, Sizes
 from tracefuse.optimizers.trace import Trace, phase, recomputes, val
@@ -42,11 +43,19 @@ def at_size(sizes: Sizes, traces: Sequence[Trace], mode: FakeTensorMode | None =
     return made
 
 
+def kernel_at(sizes: Sizes, alike: Sequence[Kernel], mode: FakeTensorMode) -> Kernel:
+    """The kernel at the size `sizes.new` that `alike` are at the sizes `sizes.known`, whose ops torch has confirmed there
+    (`tracefuse.optimizers.sizes.questions`). Raises as `at_size`."""
+    return _Made(sizes, mode, {}, is_confirmed=True).kernel(tuple(alike))
+
+
 class _Made:
     """One trace on its way, and the kernels that its ops share, by key."""
 
-    def __init__(self, sizes: Sizes, mode: FakeTensorMode, kernels: dict[str, Kernel]) -> None:
-        self.sizes, self.mode, self.kernels = sizes, mode, kernels
+    def __init__(
+        self, sizes: Sizes, mode: FakeTensorMode, kernels: dict[str, Kernel], is_confirmed: bool = False
+    ) -> None:
+        self.sizes, self.mode, self.kernels, self.is_confirmed = sizes, mode, kernels, is_confirmed
         self._known: dict[tuple[str, ...], Kernel] = {}
 
     def trace(self, traces: Sequence[Trace]) -> Trace:
@@ -79,8 +88,11 @@ class _Made:
             args = self._arguments(tuple(one.args for one in alike), new)
             kwargs = self._arguments(tuple(one.kwargs for one in alike), new)
             node = graph.create_node("call_function", target, args, kwargs, first.name)
-            value = self._yielded(target, args, kwargs, tuple(map(val, alike)))
-            self._compare(value, tuple(map(val, alike)), first.name)
+            if self.is_confirmed and target is not operator.getitem and not is_view(first):
+                value = self._results(tuple(map(val, alike)))
+            else:
+                value = self._yielded(target, args, kwargs, tuple(map(val, alike)))
+                self._compare(value, tuple(map(val, alike)), first.name)
         node.meta = {name: first.meta[name] for name in _KEPT if name in first.meta} | {"val": value}
         return node
 
@@ -106,9 +118,12 @@ class _Made:
             return self.sizes.same(at)
         if any(type(one) is not Kernel for one in at):
             return self.sizes.same(tuple(one.key for one in at)) and at[0]
+        return self.kernel(at)
+
+    def kernel(self, at: tuple[Kernel, ...]) -> Kernel:
         keys = tuple(one.key for one in at)
         if keys not in self._known:
-            body = _Made(self.sizes, self.mode, {}).trace([one.body for one in at])
+            body = _Made(self.sizes, self.mode, {}, self.is_confirmed).trace([one.body for one in at])
             self._known[keys] = kernel_of(body, self.kernels)
         return self._known[keys]
 
@@ -142,6 +157,8 @@ class _Made:
     def _results(self, at: tuple[Any, ...]) -> Any:
         if isinstance(at[0], torch.Tensor):
             return self._own(at)
+        if at[0] is None:
+            return self.sizes.same(at)
         self.sizes.same(tuple((type(one).__name__, _length(one)) for one in at))
         return type(at[0])(self._results(one) for one in zip(*at, strict=True))
 

@@ -34,14 +34,15 @@ def _call_of(machine_code):
     return run, function, of_hooks
 
 
-def launcher(kernel, num_warps, **blocks):
-    """A function of `programs` and `*tensors`, which is `kernel[(programs,)](*tensors, **blocks, num_warps=num_warps)` on the
-    GPU of the first tensor, at less cost to the host.
+def launcher(kernel, num_warps, numbers=(), **blocks):
+    """A function of `programs` and `*tensors`, which is
+    `kernel[(programs,)](*tensors, *numbers, **blocks, num_warps=num_warps)` on the GPU of the first tensor, at less cost to
+    the host.
 
     The machine code of an earlier launch serves again where the same addresses are multiples of 16.
     """
     calls = {}  # By GPU where all addresses are, as torch's memory begins at multiples of 512; else by GPU and which are.
-    constants = tuple(blocks.values())
+    constants = (*numbers, *blocks.values())
 
     def launch(programs, *tensors):
         device = tensors[0].get_device()
@@ -58,7 +59,7 @@ def launcher(kernel, num_warps, **blocks):
         before, after = _knobs.launch_enter_hook, _knobs.launch_exit_hook
         if found is None or getattr(before, "calls", before) or getattr(after, "calls", after):
             # Triton 3.9 warns where fused multiply-adds are not asked for, and later versions leave them out.
-            made = kernel[(programs,)](*tensors, **blocks, num_warps=num_warps, enable_fp_fusion=True)
+            made = kernel[(programs,)](*tensors, *numbers, **blocks, num_warps=num_warps, enable_fp_fusion=True)
             if _is_known and made is not None and len(addresses) == len(tensors):
                 calls[key] = _call_of(made)
             return

@@ -6,7 +6,8 @@ Each row is a process of its own, which trains a GPT of 4 layers through `torch.
 so many lengths: forward and backward. What compiling takes is the time of the first round over the lengths minus that of the
 second, in which every length is known: processor time of this process, which other programs on the machine disturb less, and
 the time that passed. Of a length that was not compiled as the first one was, it is told by others
-(`tracefuse.dynamo.other_sizes`). The last round holds losses and gradients of every length against eager's.
+(`tracefuse.dynamo.other_sizes`). On a GPU a row says too how many kernels became machine code for the first length, and how
+many for all others. The last round holds losses and gradients of every length against eager's.
 
 On a GPU one more process times rounds over all lengths, of eager, `torch.compile(dynamic=True)`, and ours, in turn.
 
@@ -33,6 +34,7 @@ from typing import Any
 import torch
 
 from tracefuse import backend
+from tracefuse.build import kernels as kernels_module
 from tracefuse.demo import GPT, batch
 from tracefuse.device.clocks import clock_of
 from tracefuse.text import aligned
@@ -77,6 +79,8 @@ def main() -> None:
         "compile, CPU s",
         "compile, s",
         "a length told, CPU ms",
+        "kernels of the first",
+        "of the others",
         "numbers",
     )
     print(aligned([titles, *map(_texts, rows)]))
@@ -110,7 +114,11 @@ def row(arguments: Any) -> dict[str, Any]:
     eager = copy.deepcopy(model)
     compiled = torch.compile(model, backend="tracefuse", dynamic=None if arguments.automatic else True)
     traces = Traces()
-    traced, first = watched_round(compiled, batches, traces)
+    kernels = Kernels()
+    traced, first = watched_round(compiled, batches[:1], traces)
+    of_first = kernels.count
+    more = watched_round(compiled, batches[1:], traces)
+    traced, first = [*traced, *more[0]], [*first, *more[1]]
     _, second = watched_round(compiled, batches, traces)
     told = [a[0] - b[0] for a, b, is_traced in zip(first, second, traced, strict=True) if not is_traced]
     return {
@@ -119,6 +127,8 @@ def row(arguments: Any) -> dict[str, Any]:
         "compile_cpu_s": sum(one[0] for one in first) - sum(one[0] for one in second),
         "compile_s": sum(one[1] for one in first) - sum(one[1] for one in second),
         "told_cpu_s": median(told) if told else None,
+        "kernels_of_first": of_first,
+        "kernels_of_others": kernels.count - of_first,
         "is_equal": all(differences_are_rounding(compiled, model, eager, given) for given in batches),
     }
 
@@ -164,6 +174,20 @@ def watched_round(compiled: Any, batches: list[Any], traces: Traces) -> tuple[li
     return traced, seconds
 
 
+class Kernels:
+    """How many launches of kernels have become machine code; those of trials are among them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        compile_them = kernels_module._compile
+
+        def counted(missing: Any, *rest: Any) -> Any:
+            self.count += len(missing)
+            return compile_them(missing, *rest)
+
+        kernels_module._compile = counted
+
+
 class Traces:
     """How many programs AOTAutograd has handed to our partitioner."""
 
@@ -192,7 +216,8 @@ def _texts(one: dict[str, Any]) -> tuple[str, ...]:
     told = "" if one["told_cpu_s"] is None else f"{1e3 * one['told_cpu_s']:.0f}"
     counts = one["lengths"], one["compiled"], one["lengths"] - one["compiled"]
     seconds = f"{one['compile_cpu_s']:.2f}", f"{one['compile_s']:.2f}"
-    return *map(str, counts), *seconds, told, "as eager's" if one["is_equal"] else "differ"
+    kernels = str(one["kernels_of_first"]), str(one["kernels_of_others"])
+    return *map(str, counts), *seconds, told, *kernels, "as eager's" if one["is_equal"] else "differ"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import tracefuse
 from tracefuse.backend import tracefuse as backend
+from tracefuse.build.across_sizes import AcrossSizes
 from tracefuse.demo import GPT, batch
 from tracefuse.dynamo import halves, other_sizes, sizes
 from tracefuse.execution.export import functions_source
@@ -127,14 +128,94 @@ def test_a_model_that_returns_a_part_is_shown_at_each_size(kind: type[nn.Module]
     tracefuse.explore(model)
 
 
-def test_on_a_gpu_each_size_is_compiled(traced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracefuse.backend.this_gpu", lambda: "a GPU")
-    model = nn.Linear(8, 6)
+@pytest.fixture
+def across(monkeypatch: pytest.MonkeyPatch) -> list[AcrossSizes]:
+    """What is known of kernels across sizes, by graph, where programs launch their kernels, as on a GPU: here the launchers
+    take their ATen ops."""
+    found: list[AcrossSizes] = []
+
+    def noted() -> AcrossSizes:
+        found.append(AcrossSizes())
+        return found[-1]
+
+    monkeypatch.setattr("tracefuse.backend.runs_kernels", lambda _: True)
+    monkeypatch.setattr("tracefuse.backend.AcrossSizes", noted)
+    return found
+
+
+def test_where_kernels_run_others_tell_of_sizes_too(traced: list[int], across: list[AcrossSizes]) -> None:
+    model = gpt().double()
+    eager = copy.deepcopy(model)
     compiled = torch.compile(model, backend=backend, dynamic=True)
-    for rows in (67, 71, 90, 80, 75):
-        x = torch.randn(rows, 8)
-        torch.testing.assert_close(compiled(x), model(x))
+    told = (64, 40, 97, 34, 65, 64)
+    for length in (*FIRST, *told):
+        inputs = batch(61, 2, length)
+        found, expected = gradients(model, compiled, *inputs), gradients(eager, eager, *inputs)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    assert len(traced) == len(FIRST)
+    (one,) = across
+    kernels = {kernel.name for graph in tracefuse.compiled(model) for kernel in graph.variant(graph.config).kernels}
+    made = sum(map(len, one.texts.values())) + sum(map(len, one.versions.values()))
+    assert made < len(kernels) // 2
+
+
+def test_kernels_are_told_as_they_are_compiled_anew(traced: list[int], across: list[AcrossSizes]) -> None:
+    """Those that launchers are made of, and those of the program that somebody looks at, whose ops are asked one by one."""
+    seen: list[Any] = []
+    launchers = AcrossSizes.launchers
+
+    def noted(self: AcrossSizes, kernels: Any, tunings: Any) -> Any:
+        seen[:] = kernels
+        return launchers(self, kernels, tunings)
+
+    model = gpt()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(AcrossSizes, "launchers", noted)
+        for length in (*FIRST, 64):
+            compiled(*batch(61, 2, length)).backward()
+    graph = tracefuse.compiled(model)[-1]
+    assert [kernel.key for kernel in seen] == [kernel.key for kernel in graph.variant(graph.config).kernels]
+
+
+def test_a_program_that_draws_by_rounded_numbers_tells_of_none(
+    traced: list[int], across: list[AcrossSizes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As dropout in a kernel of a GPU does, of which ATen's operator stands here."""
+    monkeypatch.setattr(other_sizes, "DRAW", torch.ops.aten.native_dropout.default)
+    compiled = torch.compile(gpt(dropout=0.1), backend=backend, dynamic=True)
+    for length in (*FIRST, 64):
+        compiled(*batch(61, 2, length)).backward()
+    assert len(traced) == len(FIRST) + 1
+    assert sum(map(len, across[0].versions.values())) > 0
+
+
+def test_what_a_program_calls_beside_its_kernels_is_taken_from_the_first(
+    traced: list[int], across: list[AcrossSizes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton reads jitted functions, such as those of gradients of embeddings, from a file, which a told text is not in."""
+    jitted = "import triton\n\n\n@triton.jit\ndef beside(x_ptr):\n    pass\n\n\n"
+    source = halves.functions_source
+    for where in (halves, other_sizes):
+        monkeypatch.setattr(where, "functions_source", lambda *given: jitted + source(*given))
+    model = gpt().double()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for length in (*FIRST, 64):
+        inputs = batch(61, 2, length)
+        torch.testing.assert_close(compiled(*inputs), model(*inputs))
+    assert len(traced) == len(FIRST)
+
+
+def test_a_graph_that_replays_cuda_graphs_tells_of_no_size(traced: list[int], across: list[AcrossSizes]) -> None:
+    model = nn.Sequential(nn.Linear(8, 6), nn.GELU())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(model, backend=backend, dynamic=True, options={"cuda_graph": True})
+        for rows in (67, 71, 90, 80, 75):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(compiled(x), model(x))
     assert len(traced) == 5
+    assert across == []
 
 
 def test_a_gpt_in_bf16_errs_as_eager_does(traced: list[int]) -> None:

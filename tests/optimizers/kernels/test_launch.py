@@ -6,16 +6,19 @@ import inspect
 import os
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import triton
-from kernels import kernel_of
+from kernels import kernel_of, kernel_of_types
 from torch import Tensor
 
-from tracefuse.build.modules import launcher
+from tracefuse.build.across_sizes import AcrossSizes
+from tracefuse.build.modules import kept_in, launcher, load
+from tracefuse.build.worker import warm
 from tracefuse.optimizers.kernels.launch import LAUNCH
 
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")
@@ -60,10 +63,12 @@ class Kernel:
     """Stands for a `JITFunction`: compiles at each public launch, and notes it."""
 
     made: list[Compiled] = field(default_factory=list)
+    given: list[tuple[Any, ...]] = field(default_factory=list)
     scratch: int = 0
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def public(*tensors: Tensor, **options: Any) -> Compiled:
+            self.given.append(tensors)
             self.made.append(Compiled(scratch=self.scratch))
             return self.made[-1]
 
@@ -107,6 +112,36 @@ def test_where_it_is_known_the_function_in_c_is_called_unless_it_needs_scratch_m
         launch(5, x)
     between = ("in C", 5, 1, 1, 99, 7, False, False, None, None) if scratch == 0 else (5, 1, 1, 99, 7)
     assert kernel.made[0].runs == [(*between, (4, 1, 0), None, None, None, x.data_ptr(), 4)]
+
+
+@pytest.mark.parametrize("is_flat", [False, True], ids=["run", "in C"])
+def test_numbers_are_handed_over_between_addresses_and_constants(text, is_flat: bool) -> None:
+    text["_is_flat"] = is_flat
+    kernel, x, y = Kernel(), aligned(), aligned()
+    launch = text["launcher"](kernel, num_warps=4, numbers=(25, 1, 19200), ROWS=2, COLS=4)
+    for _ in range(2):
+        launch(5, x, y)
+    assert kernel.given == [(x, y, 25, 1, 19200)]
+    assert kernel.made[0].runs[0][-7:] == (x.data_ptr(), y.data_ptr(), 25, 1, 19200, 2, 4)
+
+
+@compiles
+def test_that_is_the_order_of_tritons_own_launch(gpu: Path) -> None:
+    """What `JITFunction.run` hands to the compiled kernel: all parameters in the order of the signature, a number of 1 too."""
+    kernels = [kernel_of_types(lambda x: x.sum(0), ((rows, 640), torch.float32)) for rows in (1000, 1001)]
+    across = AcrossSizes()
+    across.with_numbers(kernels[:1], {})
+    (one,) = across.with_numbers(kernels[1:], {}).values()
+    assert any(launch.numbers for launch in one.launches)
+    for launch in one.launches:
+        function = getattr(load(one.jitted), one.names[launch.function])
+        count = len(launch.pointers)
+        assert function.arg_names[count : count + len(launch.numbers)] == [f"n{i}" for i in range(len(launch.numbers))]
+        assert function.arg_names[count + len(launch.numbers) :] == list(launch.blocks)
+        with kept_in(gpu):
+            made = warm(function, tuple(map(str, launch.pointers)), launch.blocks, launch.num_warps, launch.numbers)
+        kinds = [kind for kind in made.src.signature.values() if not kind.startswith("*")]
+        assert kinds == [*["i32"] * len(launch.numbers), *["constexpr"] * len(launch.blocks)]
 
 
 @compiles

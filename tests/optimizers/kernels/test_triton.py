@@ -33,6 +33,8 @@ FILES = {
     "kernels": (
         "optimizers/kernels/test_triton.py",
         "optimizers/kernels/test_overwriting.py",
+        "optimizers/sizes/test_arguments.py",
+        "explorer/dynamo/test_sizes_of_kernels.py",
         "optimizers/lowering/test_expressions.py",
         "optimizers/lowering/test_gathers.py",
         "optimizers/lowering/test_scans.py",

@@ -12,6 +12,24 @@ from tracefuse.optimizers.sizes.numbers import NotAlike, Sizes, shifts_of
 KNOWN = (7, 12, 15)
 
 
+def rounded_up(size: int) -> int:
+    return -(-size // 32) * 32
+
+
+@pytest.mark.parametrize("new", [2, 31, 32, 33, 100, 257])
+def test_a_layout_may_be_rounded_up_as_attention_does_it_and_no_other_number(new: int) -> None:
+    known = (162, 171, 74)
+    shapes = tuple((4, 12, rounded_up(size)) for size in known)
+    strides = tuple((12 * rounded_up(size), rounded_up(size), 1) for size in known)
+    sizes = Sizes(known, new)
+    expected = (4, 12, rounded_up(new)), (12 * rounded_up(new), rounded_up(new), 1)
+    assert (sizes.numbers(shapes), sizes.numbers(strides)) == expected
+    with pytest.raises(NotAlike):
+        sizes.number(tuple(map(rounded_up, known)))
+    with pytest.raises(NotAlike):
+        sizes.numbers(tuple((rounded_up(size) + 1,) for size in known))
+
+
 def at_known(rule: Callable[[int], float]) -> tuple[float, ...]:
     return tuple(map(rule, KNOWN))
 
