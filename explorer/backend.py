@@ -278,9 +278,11 @@ class _Compiling:
             )
 
     def _judged(self, variant: Variant) -> Variant:
-        """The variant without the kernels that are slower here than ATen's ops, as they were timed at its first size."""
+        """The variant without the kernels that are slower here than ATen's ops, as they were timed at its first size. What is
+        known of the others' from earlier sessions is left out, so that all sizes have the same kernels."""
         if self.across is None:
             return _judged(variant) if self.is_judged else variant
+        variant.capture.know((), [one.key for one in variant.capture.timed])
         return _judged(variant, self.across.noting if self.is_judged else self.across.told)
 
     def matched(self, variant: Variant) -> Variant:

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 import tracefuse
 from tracefuse.backend import tracefuse as backend
 from tracefuse.build.across_sizes import AcrossSizes
+from tracefuse.compiled_graphs import CompiledGraph
 from tracefuse.demo import GPT, batch
 from tracefuse.dynamo import halves, other_sizes, sizes
 from tracefuse.execution.export import functions_source
+from tracefuse.optimizers.fuse.timed import TimedKernel
+from tracefuse.variant import Variant
 
 
 @pytest.fixture(autouse=True)
@@ -204,6 +207,22 @@ def test_what_a_program_calls_beside_its_kernels_is_taken_from_the_first(
         inputs = batch(61, 2, length)
         torch.testing.assert_close(compiled(*inputs), model(*inputs))
     assert len(traced) == len(FIRST)
+
+
+def test_kernels_are_timed_at_the_first_size_whose_times_decide_at_the_others(
+    across: list[AcrossSizes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that earlier sessions have timed at one of these sizes do not."""
+    asked: list[str] = []
+    forgotten: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Variant, "judge", lambda self, timed, **_: asked.append(timed.__name__) or self)
+    monkeypatch.setattr(CompiledGraph, "timed", property(lambda _: (TimedKernel("a key", 2.0, 1.0, "a GPU"),)))
+    monkeypatch.setattr(CompiledGraph, "know", lambda _, *given: forgotten.append(given))
+    compiled = torch.compile(nn.Sequential(nn.Linear(8, 6), nn.GELU()), backend=backend, dynamic=True)
+    for rows in (67, 71, 90):
+        compiled(torch.randn(rows, 8))
+    assert asked == ["noting", "told", "told"]
+    assert forgotten == [((), ["a key"])] * 3
 
 
 def test_a_graph_that_replays_cuda_graphs_tells_of_no_size(traced: list[int], across: list[AcrossSizes]) -> None:
