@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from IPython.core.events import EventManager, available_events
 import tracefuse
 from tracefuse.config.configuration import Config
 from tracefuse.errors import Cancelled
+from tracefuse.measure.alone import alone
 from tracefuse.measure.side_by_side import Ablation
 from tracefuse.measure.timing import ProgramTiming, Timing, estimate
 from tracefuse.variant import Variant
@@ -198,6 +200,13 @@ class Watched:
     def __exit__(self, *_: Any) -> None:
         self.lock.release()
 
+    def acquire(self, timeout: float) -> bool:
+        self.wanted.set()
+        return self.lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self.lock.release()
+
 
 def test_a_task_that_ends_while_a_switch_is_at_work_shows_what_was_switched_to(
     explorer: Explorer, held: Held, monkeypatch: pytest.MonkeyPatch
@@ -220,48 +229,52 @@ def test_a_task_that_ends_while_a_switch_is_at_work_shows_what_was_switched_to(
     assert explorer.config["cat"] is False
 
 
-def test_a_switch_waits_for_the_round_that_runs_and_the_next_round_for_the_switch(
+def test_a_switch_ends_the_stretch_that_runs_and_the_next_one_waits_for_the_switch(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What passes take would be in the times of whatever runs beside them."""
     log: list[str] = []
-    began, end_of_round, asked = threading.Event(), threading.Event(), threading.Event()
+    began = threading.Event()
 
-    def measure(variant: Variant, is_cancelled: Callable[[], bool], **_: Any) -> None:
-        is_cancelled()
-        log.append("round begins")
+    def replays() -> str:
+        log.append("stretch begins")
         began.set()
-        assert end_of_round.wait(PATIENCE_S)
-        log.append("round ends")
-        is_cancelled()
-        log.append("next round")
+        if len(log) == 1:  # longer than anybody waits, in steps of a Python program
+            deadline = time.monotonic() + PATIENCE_S
+            while time.monotonic() < deadline:
+                time.sleep(0.001)
+        log.append("stretch ends")
+        return "timed"
+
+    def measure(variant: Variant, **_: Any) -> None:
+        assert alone.whole(replays, in_reach=True) == "timed"
         variant.timing = TIMING
 
     def passes(changes: dict[str, Any]) -> None:
         log.append("passes begin")
-        asked.wait(0.2)  # time enough for a round that does not wait
+        time.sleep(0.2)  # time enough for a stretch that does not wait
         log.append("passes end")
 
     monkeypatch.setattr(Variant, "measure", measure)
     monkeypatch.setattr(explorer, "configure", passes)
     ask(explorer, "measure")
     assert began.wait(PATIENCE_S)
-    threading.Timer(0.1, end_of_round.set).start()
     ask(explorer, "configure", changes={"cat": False})
     explorer.wait()
-    assert log == ["round begins", "round ends", "passes begin", "passes end", "next round"]
+    assert log == ["stretch begins", "passes begin", "passes end", "stretch begins", "stretch ends"]
 
 
-def test_a_switch_does_not_wait_for_ever_for_what_is_no_round(
+def test_a_switch_does_not_wait_for_what_is_not_timed(
     explorer: Explorer, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "ROUND_S", 0.05)
+    """Such as compiling."""
     stuck = threading.Event()
     monkeypatch.setattr(Variant, "measure", lambda variant, **_: held.began.set() or stuck.wait(PATIENCE_S))
     ask(explorer, "measure")
     assert held.began.wait(PATIENCE_S)
     ask(explorer, "configure", changes={"cat": False})
     assert explorer.variant.config.cat is False
+    assert explorer._task.is_running
     stuck.set()
     explorer.wait()
 
