@@ -29,22 +29,33 @@ class Cells:
 
     def __init__(self) -> None:
         self._shell: Any = None
-        self._depth = 0
+        self._depth = self._runs = 0
 
     def watch(self, is_in_cell: bool) -> None:
         """From now on, in the shell that there is; `is_in_cell` says whether a cell is running already."""
         shell = get_ipython()
         if shell is None or shell is self._shell:
             return
-        self._shell, self._depth = shell, int(is_in_cell)
+        self._shell, self._depth, self._runs = shell, int(is_in_cell), int(is_in_cell)
         shell.events.register("pre_execute", self._begin)
         shell.events.register("post_execute", self._end)
+        shell.events.register("pre_run_cell", self._begin_run)
+        shell.events.register("post_run_cell", self._end_run)
 
     def _begin(self) -> None:
         self._depth += 1
 
     def _end(self) -> None:
         self._depth = max(0, self._depth - 1)
+
+    def _begin_run(self, _: Any = None) -> None:
+        self._runs += 1
+
+    def _end_run(self, _: Any = None) -> None:
+        """Behind the outermost cell nothing runs. A handler of a message that was interrupted has told no end."""
+        self._runs = max(0, self._runs - 1)
+        if not self._runs:
+            self._depth = 0
 
     @property
     def is_running(self) -> bool:

@@ -5,6 +5,7 @@ What is measured is noted under the configuration that was shown when that began
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +29,8 @@ LONGEST_S = 60.0
 """The most seconds that measuring again takes, of what was measured in too few rounds to say."""
 MARGIN = 1.5
 """A round takes longer than its replays: inputs are laid out anew, memory is freed."""
+
+CANCELLED = "Not measured: cancelled. Press Measure."
 
 
 class Timing(Keeping):
@@ -59,7 +62,8 @@ class Timing(Keeping):
         starts ends it, and it begins anew behind that. Needs IPython, which tells when a cell starts."""
         prepare()
         self._tell_unasked("")
-        self._unasked = Unasked(self._time_unasked, self._waits_for, self._tell_unasked, UNASKED_S)
+        give_up = functools.partial(self._tell_over, {"text": CANCELLED})
+        self._unasked = Unasked(self._time_unasked, self._waits_for, self._tell_unasked, give_up, UNASKED_S)
 
     def ablate(self) -> None:
         """Time each pass that is on by leaving it out, with progress in the view; an error is shown there too."""
@@ -181,19 +185,22 @@ class Timing(Keeping):
         try:
             self._time(task, self._report_unasked)
         except Cancelled:
-            said = {"text": _too_long(UNASKED_S) if task.is_late else "Not measured: cancelled. Press Measure."}
+            said = {"text": _too_long(UNASKED_S) if task.is_late else CANCELLED}
         except Exception as problem:
             said = {"error": {"panel": "timing", "at": "", "message": sentence(problem)}}
         assert self._unasked is not None
         if task.is_cancelled() and not task.is_late and self._unasked.is_on:
             return None
-        return lambda: self._tell_timed(said)
+        return lambda: self._show_timed(said)
 
-    def _tell_timed(self, said: Mapping[str, Any]) -> None:
-        if self.comm is not None:  # as of a view that is closed
+    def _show_timed(self, said: Mapping[str, Any]) -> None:
+        if self.comm is not None:  # else the view was closed
             self.show()
-            if not self._task.is_running:
-                self._tell(**{**IDLE, **said})
+        self._tell_over(said)
+
+    def _tell_over(self, said: Mapping[str, Any]) -> None:
+        if not self._task.is_running:
+            self._tell(**{**IDLE, **said})
 
     def _tell_unasked(self, why: str) -> None:
         self._report_unasked(0.0, why)

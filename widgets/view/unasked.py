@@ -22,16 +22,18 @@ from tracefuse.widgets.view.tasks import POLL_S, Task, until
 class Unasked:
     """Calls `work(task)` in a thread each time that nothing is waited for, until it returns how that is told: None where a
     cell came first, behind which another task has `within_s` seconds again. `waits_for()` says what is waited for, which
-    `tell` hears."""
+    `tell` hears; `give_up()` is called where it is cancelled meanwhile."""
 
     def __init__(
         self,
         work: Callable[[Task], Callable[[], object] | None],
         waits_for: Callable[[], str],
         tell: Callable[[str], None],
+        give_up: Callable[[], None],
         within_s: float,
     ) -> None:
-        self._work, self._waits_for, self._tell, self._within_s = work, waits_for, tell, within_s
+        self._work, self._within_s = work, within_s
+        self._waits_for, self._tell, self._give_up = waits_for, tell, give_up
         self._cancelled = threading.Event()
         self._task: Task | None = None
         self._thread = threading.Thread(target=self._run, name="tracefuse unasked", daemon=True)
@@ -49,15 +51,17 @@ class Unasked:
             task.cancel()
 
     def _run(self) -> None:
-        while self._is_free():
-            task = self._task = Task(is_timed=True, within_s=self._within_s, is_asked=False)
-            if self._cancelled.is_set():
-                return
-            with _behind_all(task):
-                told = self._work(task)
-            if told is not None:
-                told()
-                return
+        told = None
+        while told is None:
+            told = self._worked() if self._is_free() else self._give_up
+        told()
+
+    def _worked(self) -> Callable[[], object] | None:
+        task = self._task = Task(is_timed=True, within_s=self._within_s, is_asked=False)
+        if self._cancelled.is_set():  # before there was a task to cancel
+            return self._give_up
+        with _behind_all(task):
+            return self._work(task)
 
     def _is_free(self) -> bool:
         """Wait until nothing else is at work, twice in a row: cells that run one after the other leave gaps. False once it is
