@@ -30,12 +30,13 @@ from tracefuse.execution.graphed_program import GraphedProgram
 from tracefuse.execution.own_operators import operators_to_register, with_imports
 from tracefuse.execution.program import Program
 from tracefuse.findings.finding import Finding, Fix
+from tracefuse.measure.alone import alone
 from tracefuse.measure.frontier import BUDGETS, Frontier
 from tracefuse.measure.frontier import frontier as frontier_of
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.overlapped import Overlap, overlapped
 from tracefuse.measure.peers import Asked
-from tracefuse.measure.rounds import IsCancelled, Progress
+from tracefuse.measure.rounds import IsCancelled, Progress, check_not
 from tracefuse.measure.side_by_side import Ablation, time_variant
 from tracefuse.measure.side_by_side import ablate as ablated
 from tracefuse.measure.timing import Timing
@@ -300,7 +301,8 @@ class Variant(Passed):
         Raises `MeasureError` for a budget or a `progress` that are none, `OptionError` for an unknown peer, `NotSupported` for
         what no CUDA graph can replay, `Cancelled` where nothing was measured before that.
         """
-        found = self.capture.check()
+        is_on_cpu = self.program.device.type == "cpu"
+        found = alone.whole(self.capture.check, is_on_cpu, lambda: check_not(is_cancelled))
         timing = time_variant(self, progress, budget_s, cuda_graph, tune, against, is_cancelled, peers)
         differs = found is not None and not found.is_rounding
         self.timing = replace(timing, notes=(*timing.notes, str(found))) if differs else timing

@@ -8,7 +8,7 @@ the first, so that replay, passes and exported code need to know nothing of gene
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -84,11 +84,22 @@ def merge_repeated(built: Built, states: Sequence[torch.Tensor]) -> None:
 def undisturbed(inputs: Iterable[torch.Tensor]) -> Iterator[None]:
     """Leave the generators of the CPU, of the inputs' GPUs and of the current one as they are found: replays set them back to
     what was captured, which the user's own draws must not notice."""
-    devices = {t.device.index for t in inputs if t.is_cuda}
-    if torch.cuda.is_initialized():  # a program may draw there although its inputs lie on the CPU
-        devices.add(torch.cuda.current_device())
-    with torch.random.fork_rng(sorted(devices)):
+    with torch.random.fork_rng(_gpus(inputs)):
         yield
+
+
+def undisturbed_gpu(inputs: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
+    """`undisturbed` where there is a GPU to draw on. What is timed on a CPU, which others may interrupt and draw, leaves the
+    generator there as it is found stretch by stretch: see `tracefuse.measure.alone`."""
+    inputs = list(inputs)
+    return undisturbed(inputs) if _gpus(inputs) else nullcontext()
+
+
+def _gpus(inputs: Iterable[torch.Tensor]) -> list[int]:
+    found = {t.device.index for t in inputs if t.is_cuda}
+    if torch.cuda.is_initialized():  # a program may draw there although its inputs lie on the CPU
+        found.add(torch.cuda.current_device())
+    return sorted(found)
 
 
 def draw_from(state: torch.Tensor, op: Any, args: Any, kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from tracefuse.assembly.draws import undisturbed
+from tracefuse.assembly.draws import undisturbed_gpu
 from tracefuse.assembly.program import CapturedProgram, Inputs, pinned_among
 from tracefuse.diagnose.retype import (
     Place,
@@ -249,6 +249,6 @@ def try_fix(
     if mended.program is variant.program and variant.program.update is not None:
         updates = UpdateTensors(variant.program)
         programs = {name: behind(updates, one, programs[name], report) for name, one in both.items()}
-    with undisturbed(mended.program.example_inputs):
+    with undisturbed_gpu(mended.program.example_inputs):
         timing = timed(variant, programs, None, progress, budget_s, is_cancelled)
     return Trial(fix, timing, " ".join(timing.notes))

@@ -32,7 +32,8 @@ class Replays:
     else, such as a copy. `held_nbytes` is GPU memory that it keeps between replays, part of its peak.
 
     `update(gradients)` takes these and returns new values, which it writes over the old ones; `reset()` undoes that. Both are
-    None where nothing is updated. `coarsest` is the dtype that rounds most on the way, None where nobody knows.
+    None where nothing is updated. `overwrites`: what a replay reads is what the one before left, so that it has to run to its
+    end. `coarsest` is the dtype that rounds most on the way, None where nobody knows.
     """
 
     forward: Callable[[], Sequence[Any]] | None
@@ -42,6 +43,7 @@ class Replays:
     held_nbytes: int = 0
     update: Callable[[Sequence[torch.Tensor | None]], Sequence[torch.Tensor]] | None = None
     reset: Callable[[], None] | None = None
+    overwrites: bool = False
     coarsest: torch.dtype | None = None
 
 
@@ -160,8 +162,8 @@ class Program:
         def backward(state: tuple[Any, list[torch.Tensor]]) -> Sequence[torch.Tensor]:
             return module.backward(state[1])
 
-        names = behind(module)
-        return Replays(forward, backward if names else None, names, coarsest=module.COARSEST)
+        names, overwrites = behind(module), any(name in self._overwritten for name in self._inputs)
+        return Replays(forward, backward if names else None, names, overwrites=overwrites, coarsest=module.COARSEST)
 
 
 def spared(names: Iterable[str], inputs: Sequence[torch.Tensor], over: Container[str]) -> list[torch.Tensor]:

@@ -42,18 +42,22 @@ class SecondRun:
     """The run of each program that follows its first: what it gives, the time that it takes by phase, and the memory that a
     replay needs, which is what it adds at its peak and what it holds anyway (None where torch keeps no count).
 
-    `check` is called before each. Between two runs only what was made in between is searched for garbage, which is all that is
-    new where Python collects none by itself (`uncollected`).
+    `run_whole` calls what runs each, once more where it was disturbed. Between two runs only what was made in between is
+    searched for garbage, which is all that is new where Python collects none by itself (`uncollected`).
     """
 
-    def __init__(self, clock: Clock, device: str | torch.device, check: Callable[[], None]) -> None:
-        self.clock, self.check = clock, check
+    def __init__(
+        self, clock: Clock, device: str | torch.device, run_whole: Callable[[Callable[[], Outputs]], Outputs]
+    ) -> None:
+        self.clock, self.run_whole = clock, run_whole
         self.counts_memory = torch.device(device).type == "cuda"
         self.samples: dict[str, dict[str, list[float]]] = {}
         self.peaks: dict[str, int | None] = {}
 
     def __call__(self, name: str, program: Replays) -> Outputs:
-        self.check()
+        return self.run_whole(lambda: self._run(name, program))
+
+    def _run(self, name: str, program: Replays) -> Outputs:
         if program.reset is not None:
             program.reset()
         before = self._allocated()

@@ -13,10 +13,9 @@ from typing import Any
 
 from tracefuse.config.configuration import Config, read_option
 from tracefuse.errors import MeasureError, OptionError
-from tracefuse.measure.overlapped import check_recorded, link_text, on_mesh
+from tracefuse.measure.overlapped import check_recorded, link_text, on_mesh, unbeaten
 from tracefuse.measure.rounds import Progress
 from tracefuse.measure.switched import Switched
-from tracefuse.measure.unbeaten import unbeaten
 from tracefuse.optimizers.liveness import peak_bytes, saved_bytes
 from tracefuse.optimizers.ops import is_recorded
 from tracefuse.optimizers.overlap.collectives import gathers_parameters, reduces_gradients

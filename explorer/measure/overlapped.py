@@ -3,12 +3,12 @@ collectives. Nothing runs: ops have the times of a roofline or those that were m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tracefuse.errors import MeasureError
 from tracefuse.measure.op_times import OpTimes, modelled, roofline_of
-from tracefuse.measure.unbeaten import unbeaten
 from tracefuse.optimizers.costs.cost import Peaks
 from tracefuse.optimizers.costs.datasheets import TARGETS
 from tracefuse.optimizers.facts import once_per_trace
@@ -21,6 +21,7 @@ from tracefuse.optimizers.overlap.schedule import Schedule, schedule_of
 from tracefuse.optimizers.trace import Trace, human_bytes
 from tracefuse.text import aligned, share_text, time_text
 
+T = TypeVar("T")
 _SHOWN = 12
 BUCKETS_MB, DEPTHS = (1.0, 5.0, 25.0, 100.0), (0, 1, 2, 4)
 
@@ -161,4 +162,17 @@ def tried(schedule: Schedule) -> tuple[Options, ...]:
         found += [Options(prefetch=1, second_group=True), Options(prefetch=1, reshard=False)]
         found += [Options(prefetch=1, second_group=True, reshard=False)]
         found += [Options(bucket_mb=25.0, prefetch=2, second_group=True)]
+    return tuple(found)
+
+
+def unbeaten(tried: Iterable[T], cost: Callable[[T], tuple[float, float]]) -> tuple[T, ...]:
+    """Those that no other one beats, in the order of the first of their two costs. One choice beats another where it has less
+    of one cost and no more of the other; of choices that are equal in both the first is taken."""
+    found: list[T] = []
+    least = float("inf")
+    for one in sorted(tried, key=cost):
+        second = cost(one)[1]
+        if second < least:
+            found.append(one)
+            least = second
     return tuple(found)

@@ -14,19 +14,20 @@ The clock is injected (`tracefuse.device.clocks`). Nothing flushes the L2 cache 
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import random
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from tracefuse.device.clocks import Clock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.execution.program import Replays
+from tracefuse.measure.alone import Disturbed, alone, turn
 from tracefuse.measure.compare import SecondRun, compare, phases_of
 from tracefuse.measure.timing import MIN_ROUNDS, Difference, ProgramTiming, Timing, estimate, paired_ratio
 from tracefuse.optimizers.gc_pause import uncollected
@@ -41,9 +42,6 @@ REPORT_ROUNDS = (
 )
 SETTLE_S = 0.05  # Of untimed replays after one: about as long as a browser draws.
 
-turn = threading.RLock()
-"""Held by the thread that times: it runs alone in the process, without what a view does ahead."""
-
 _TOO_EARLY = f"cancelled before the {MIN_ROUNDS} rounds that an interval takes: nothing was measured"
 
 Progress = Callable[[float, str], None]
@@ -52,6 +50,7 @@ IsCancelled = Callable[[], bool]
 """Asked before every program and every round: whether to stop there."""
 Samples = dict[str, dict[str, list[float]]]
 """Replays -> phase, or `HOST` -> one time in ms per round."""
+T = TypeVar("T")
 HOST = "host"
 """The time in which the host queues a replay, beside those of the phases."""
 
@@ -84,26 +83,35 @@ def measure(
     if not programs:
         raise MeasureError("there is nothing to measure: pass at least one program")
     check_arguments(budget_s, progress)
-    clock, report, is_cancelled = clock or clock_of(device), progress or _silent, is_cancelled or _never
+    clock, report, asked = clock or clock_of(device), progress or _silent, is_cancelled or _never
+
+    def is_over() -> bool:
+        return alone.is_stopped or asked()
+
+    in_reach = torch.device(device).type == "cpu" and not any(one.overwrites for one in programs.values())
+
+    def run_whole(run: Callable[[], T]) -> T:
+        return alone.whole(run, in_reach, lambda: check_not(is_over))
+
     with turn:
         cold = {}
         for name, program in programs.items():
-            check_not(is_cancelled)
+            check_not(is_over)
             report(0.0, f"first run: {name}")
-            cold[name] = _sample(program, clock, 1)["step"]
-        check_not(is_cancelled)
+            cold[name] = run_whole(functools.partial(_sample, program, clock, 1))["step"]
+        check_not(is_over)
         report(0.0, "comparing results")
-        start_s, second = clock.now_s(), SecondRun(clock, device, lambda: check_not(is_cancelled))
+        spent, second = _Spent(clock), SecondRun(clock, device, run_whole)
         gc.collect()
         with uncollected():
             differences = compare(programs, reference, second)
         inner = _inner(one["step"][0] for one in second.samples.values())
         round_s = inner * sum(one["step"][0] for one in second.samples.values()) / 1e3
-        if clock.now_s() - start_s + round_s > budget_s:
+        if spent.s + round_s > budget_s:
             samples, stopped, inner = {name: second.samples[name] for name in programs}, f"budget of {budget_s:g} s", 1
         else:
-            budget = _Budget(budget_s, MAX_ROUNDS if max_rounds is None else max_rounds, start_s)
-            samples, stopped = _rounds(programs, clock, inner, budget, report, is_cancelled)
+            budget = _Budget(budget_s, MAX_ROUNDS if max_rounds is None else max_rounds, spent)
+            samples, stopped = _rounds(programs, in_reach, clock, inner, budget, report, is_over)
         report(1.0, "measured")
         timings = tuple(
             _program_timing(name, mine, next(iter(samples.values())), cold[name], second.peaks[name], differences[name])
@@ -123,9 +131,9 @@ def check_arguments(budget_s: float, progress: Progress | None) -> None:
         )
 
 
-def check_not(is_cancelled: IsCancelled) -> None:
+def check_not(is_cancelled: IsCancelled | None) -> None:
     """Raises `Cancelled` if `is_cancelled()`."""
-    if is_cancelled():
+    if is_cancelled is not None and is_cancelled():
         raise Cancelled(_TOO_EARLY)
 
 
@@ -133,7 +141,7 @@ def compiling(progress: Progress | None, is_cancelled: IsCancelled | None) -> Pr
     """What compiling the programs reports to: it has no part in the fraction done, and raises `Cancelled` when cancelled."""
 
     def report(_: float, text: str) -> None:
-        check_not(is_cancelled or _never)
+        check_not(is_cancelled)
         (progress or _silent)(0.0, text)
 
     return report
@@ -153,17 +161,29 @@ def _inner(steps_ms: Iterator[float]) -> int:
     return math.ceil(SAMPLE_MS / shortest_ms)
 
 
+class _Spent:
+    """The seconds since it was made, without those of whoever came in between."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._start_s, self._lost_s = clock, clock.now_s(), alone.lost_s()
+
+    @property
+    def s(self) -> float:
+        return self._clock.now_s() - self._start_s - (alone.lost_s() - self._lost_s)
+
+
 @dataclass(frozen=True)
 class _Budget:
-    """How long the rounds may go on from `start_s`, and how many there may be."""
+    """How long the rounds may go on from where `spent` counts, and how many there may be."""
 
     seconds: float
     rounds: int
-    start_s: float
+    spent: _Spent
 
 
 def _rounds(
     programs: Mapping[str, Replays],
+    in_reach: bool,
     clock: Clock,
     inner: int,
     budget: _Budget,
@@ -171,29 +191,35 @@ def _rounds(
     is_cancelled: IsCancelled,
 ) -> tuple[Samples, str]:
     samples: Samples = {name: {} for name in programs}
-    reported_s = clock.now_s()
-    longest_s = 0.0
+    reported_s, spent = clock.now_s(), budget.spent
+    count, longest_s = 0, 0.0
     gc.collect()
     with uncollected():  # a collection falls on whichever program is running, and its time with it
-        for count in range(1, budget.rounds + 1):
+        while count < budget.rounds:
             if is_cancelled():
-                if count > MIN_ROUNDS:
+                if count >= MIN_ROUNDS:
                     return samples, "cancelled"
                 raise Cancelled(_TOO_EARLY)
-            before_s = clock.now_s()
-            order = _order(list(programs), count - 1)
-            has_room = before_s - budget.start_s + 2 * longest_s <= budget.seconds
-            if has_room and before_s - reported_s >= max(REPORT_S, REPORT_ROUNDS * longest_s):
-                report(min((before_s - budget.start_s) / budget.seconds, 1.0), f"round {count}")
+            has_room = spent.s + 2 * longest_s <= budget.seconds
+            is_told = has_room and clock.now_s() - reported_s >= max(REPORT_S, REPORT_ROUNDS * longest_s)
+            if is_told:
+                report(min(spent.s / budget.seconds, 1.0), f"round {count + 1}")
                 reported_s = clock.now_s()
-                _settle(programs[order[0]], clock)
-                before_s = clock.now_s()
-            _round(programs, order, clock, inner, samples)
-            longest_s = max(longest_s, clock.now_s() - before_s)
+            one = functools.partial(_round, programs, _order(list(programs), count), clock, inner, is_told)
+            try:
+                with alone.stretch():
+                    found, took_s = alone.within_reach(one, in_reach)
+            except Disturbed:
+                continue
+            count += 1
+            for name, sample in found.items():
+                for phase, time_ms in sample.items():
+                    samples[name].setdefault(phase, []).append(time_ms)
+            longest_s = max(longest_s, took_s)
             steps = (estimate(phases["step"]) for phases in samples.values())
             if count >= MIN_ROUNDS and all(step.relative_width <= TIGHT for step in steps):
                 return samples, "intervals are tight"
-            if clock.now_s() - budget.start_s + longest_s > budget.seconds:
+            if spent.s + longest_s > budget.seconds:
                 return samples, f"budget of {budget.seconds:g} s"
     return samples, f"{budget.rounds} rounds"
 
@@ -215,10 +241,14 @@ def _settle(program: Replays, clock: Clock) -> None:
             return
 
 
-def _round(programs: Mapping[str, Replays], order: Sequence[str], clock: Clock, inner: int, samples: Samples) -> None:
-    for name in order:
-        for phase, time_ms in _sample(programs[name], clock, inner).items():
-            samples[name].setdefault(phase, []).append(time_ms)
+def _round(
+    programs: Mapping[str, Replays], order: Sequence[str], clock: Clock, inner: int, settles: bool
+) -> tuple[dict[str, dict[str, float]], float]:
+    """A sample of each program, and the seconds that they took; it `settles` first, after a report."""
+    if settles:
+        _settle(programs[order[0]], clock)
+    start_s = clock.now_s()
+    return {name: _sample(programs[name], clock, inner) for name in order}, clock.now_s() - start_s
 
 
 def _sample(program: Replays, clock: Clock, inner: int) -> dict[str, float]:

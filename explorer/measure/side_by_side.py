@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tracefuse.assembly.draws import undisturbed
+from tracefuse.assembly.draws import undisturbed, undisturbed_gpu
 from tracefuse.errors import MeasureError
 from tracefuse.execution.program import Replays
 from tracefuse.execution.updates import UpdateTensors
+from tracefuse.measure.alone import alone
 from tracefuse.measure.peers import Asked, check_names, peers
 from tracefuse.measure.rounds import IsCancelled, Progress, check_arguments, compiling, measure
 from tracefuse.measure.switched import Switched
@@ -62,7 +63,11 @@ def time_variant(
     if cuda_graph and variant.program.trace.name == "update":
         raise MeasureError("an update by itself is timed without a CUDA graph: measure the whole step")
     report = compiling(progress, is_cancelled)
-    programs = {"captured": variant.baseline.halves(), "optimised": variant.halves(progress=report, tune=tune)}
+    is_on_cpu = variant.program.device.type == "cpu"
+    programs = {
+        "captured": alone.within_reach(variant.baseline.halves, is_on_cpu),
+        "optimised": alone.within_reach(lambda: variant.halves(progress=report, tune=tune), is_on_cpu),
+    }
     if against is not None:
         programs = {"pinned": against.halves(progress=report), **programs}
     if cuda_graph:
@@ -146,7 +151,7 @@ def timed(
 ) -> Timing:
     """`measure` of `programs`; the generators that the variant draws from are left as they are. A note says so where its
     kernels did not run."""
-    with undisturbed(variant.program.example_inputs):
+    with undisturbed_gpu(variant.program.example_inputs):
         timing = measure(
             programs,
             device=variant.program.device,

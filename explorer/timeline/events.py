@@ -6,8 +6,10 @@ Seen on torch 2.13: `torch._C._profiler._RecordFunctionFast`, a range that costs
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -98,17 +100,33 @@ def recorded(run: Callable[[], Any]) -> list[Event]:
 
     It is called once more before, watched too: of the first run after a profiler starts, the first ops take longer.
     """
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_initialized():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:  # else torch 2.11 warns
+    with _profiler() as profiler:
         _finished(run)
         with marked(_BEGIN):
             pass
         _finished(run)
-    events = [_event(e) for e in profiler.profiler.kineto_results.events() if not e.is_user_annotation()]  # type: ignore[union-attr]
+    inner = getattr(profiler, "profiler", profiler)
+    events = [_event(e) for e in inner.kineto_results.events() if not e.is_user_annotation()]
     begin_ns = next(event.end_ns for event in events if event.mark == _BEGIN)
     return [event for event in events if event.start_ns >= begin_ns]
+
+
+@functools.cache
+def prepare() -> None:
+    """Start and stop a first profiler, in the main thread: Kineto writes a line to stderr where that is another one, which a
+    notebook shows under its last cell (seen on torch 2.13)."""
+    if threading.current_thread() is threading.main_thread() and not torch.autograd._profiler_enabled():
+        with _profiler():
+            pass
+
+
+def _profiler() -> Any:
+    """A profiler of the host, and of the GPU where one is in use. On a CPU it is the one that `torch.profiler` is built on,
+    which imports torch's compiler first: seconds in which a notebook could not go on."""
+    if not torch.cuda.is_initialized():
+        return torch.autograd.profiler.profile(use_cpu=True, use_kineto=True, acc_events=True)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    return torch.profiler.profile(activities=activities, acc_events=True)  # without the events, torch 2.11 warns
 
 
 def _finished(run: Callable[[], Any]) -> None:

@@ -27,6 +27,7 @@ from torch import fx
 from tracefuse.config.configuration import Config
 from tracefuse.device.clocks import device_label
 from tracefuse.execution.program import spared
+from tracefuse.measure.alone import alone
 from tracefuse.measure.op_times import OpTimes
 from tracefuse.measure.switched import Switched
 from tracefuse.optimizers.gc_pause import uncollected
@@ -104,7 +105,8 @@ def measured_on(programs: Iterable[ProgramTimeline]) -> str:
 def profiled(label: str, variant: Switched) -> ProgramTimeline:
     """The middle one of `RUNS` profiled replays of `variant`, and each op's middle time. Raises as `timeline` does."""
     run = stepwise_replay(variant)
-    runs = [attributed(label, variant.config, variant.whole_in_place, recorded(run)) for _ in range(RUNS)]
+    found = (alone.whole(lambda: recorded(run), in_reach=False) for _ in range(RUNS))
+    runs = [attributed(label, variant.config, variant.whole_in_place, events) for events in found]
     middle = sorted(runs, key=lambda one: one.span_us)[RUNS // 2]
     # In the runs that have the op: the driver may drop a record.
     return replace(
@@ -125,12 +127,13 @@ def stepwise_replay(variant: Switched) -> Callable[[], tuple[Any, ...]]:
         theirs = zip((i.name for i in update.trace.inputs), captured.update.example_inputs, strict=True)
         tensors = {**dict(theirs), **tensors}
     step, restart = stepwise(trace, names), program.restarts(captured.rng_states)
+    is_on_cpu = captured.device.type == "cpu"
     inputs = spared((i.name for i in trace.inputs), [tensors[i.name] for i in trace.inputs], written)
 
     @torch.no_grad()
     def run() -> tuple[Any, ...]:
         restart()
-        return step(*inputs)
+        return alone.within_reach(lambda: step(*inputs), is_on_cpu)
 
     return run
 

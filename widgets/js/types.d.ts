@@ -505,6 +505,7 @@ interface Comparison {
 
 interface Status {
   busy: "" | "passes" | "timing" | "kernels" | "take" | "findings" | "board";
+  /** Of what can be cancelled, 0 to 1; of what nobody asked for it is there while nothing is busy. */
   progress: number | null;
   text: string;
   /** `at` is the pass whose control was used, the kernel that was to be inspected, "KEY CHOICE" of what was tried, or "". */

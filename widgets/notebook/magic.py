@@ -200,9 +200,13 @@ class TracedCell:
             _replace_views(_cell(self.shell), explorer)
             if notice is not None:
                 notice.show(explorer)
+        is_asked = variant.runs_triton or self.arguments.budget_s is not None or given["peer"]
         if given["measure"] and not explorer.payload["blocked"]:
-            is_asked = variant.runs_triton or self.arguments.budget_s is not None or given["peer"]
-            explorer.measure(math.inf if is_asked else UNASKED_S)
+            is_on_cpu = variant.program.device.type == "cpu"
+            if is_on_cpu and not (is_asked or self.arguments.html) and _is_looked_at(self.shell):
+                explorer.measure_behind()
+            else:
+                explorer.measure(math.inf if is_asked else UNASKED_S)
         if not is_seen_at_once:
             display(explorer)
         if self.arguments.html:
@@ -228,6 +232,12 @@ def _cell(shell: InteractiveShell) -> tuple[str, int]:
     kernel = getattr(shell, "kernel", None)
     parent = kernel.get_parent("shell") if kernel else {}
     return (parent or {}).get("metadata", {}).get("cellId", ""), shell.execution_count
+
+
+def _is_looked_at(shell: InteractiveShell) -> bool:
+    """Whether the view goes on after its cell: what runs a notebook from its first cell to its last, as nbconvert does, gives
+    cells no names, and keeps what they leave."""
+    return _cell(shell)[0] != ""
 
 
 def _replace_views(cell: tuple[str, int], explorer: Explorer) -> None:

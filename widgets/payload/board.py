@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tracefuse.config.configuration import Config
+from tracefuse.measure.overlapped import unbeaten
 from tracefuse.measure.timing import Estimate
-from tracefuse.measure.unbeaten import unbeaten
 from tracefuse.optimizers.facts import once_per_trace
 from tracefuse.optimizers.overlap.collectives import gathers_parameters
 from tracefuse.optimizers.trace import Trace, human_bytes

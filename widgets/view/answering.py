@@ -12,16 +12,20 @@ from typing import Any
 import anywidget
 import traitlets
 
+from tracefuse.measure.alone import alone
 from tracefuse.optimizers.errors import TracefuseError
 from tracefuse.widgets.view.ending import publish
 from tracefuse.widgets.view.tasks import POLL_S, Task, cells
 
 IDLE: dict[str, Any] = {"busy": "", "progress": None, "text": "", "error": None}
+HAS_PROGRESS = ("timing", "findings", "board")
+"""What can be cancelled."""
 
 
 class Answering(anywidget.AnyWidget):
     """The trait `status` says what the view waits for, how far that is, and which panel's wish ended with which error. Its
-    text is what is being done, and of what nobody asked for, while nothing is done, why it was given up."""
+    text is what is being done, and of what nobody asked for, while nothing is done, why it was given up. What nobody asked for
+    keeps nothing `busy`, and has a progress."""
 
     status = traitlets.Dict(IDLE).tag(sync=True)
 
@@ -51,6 +55,11 @@ class Answering(anywidget.AnyWidget):
         with self._others:
             self._others.wait(seconds)
 
+    @property
+    def _is_at_work(self) -> bool:
+        """Whether the status tells how far something is."""
+        return self._task.is_running
+
     def _start(self, panel: str, work: Callable[[Task], None], is_timed: bool = False, at: str = "") -> None:
         """Begin `work` in a thread, if nothing else is at work."""
         if self._task.is_running:
@@ -58,8 +67,13 @@ class Answering(anywidget.AnyWidget):
             self._tell(error={"panel": panel, "at": at, "message": message})
             return
         self._task = task = Task(is_timed)
-        self._tell(**IDLE | {"busy": panel})  # before the next message is read
-        task.start(lambda: self._answer(panel, lambda: work(task), at, is_main=True))
+        self._tell(**_busy(panel))  # before the next message is read
+
+        def act() -> None:
+            with nullcontext() if is_timed else alone.first():
+                work(task)
+
+        task.start(lambda: self._answer(panel, act, at, is_main=True))
 
     def _run(self, panel: str, work: Callable[[Task], None], within_s: float = math.inf) -> None:
         """Do `work` here and now: whoever asks in Python can interrupt it, and comes before what the view asked for."""
@@ -71,14 +85,14 @@ class Answering(anywidget.AnyWidget):
     def _answer(self, panel: str, act: Callable[[], None], at: str = "", is_main: bool = False) -> None:
         """Run `act` for `panel`, at the pass called `at`, and show what it raises. While a task is at work the view goes on
         showing that one's progress: only the task itself `is_main` then."""
-        is_main = is_main or not self._task.is_running
-        self._tell(**({**IDLE, "busy": panel} if is_main else {"error": None}))
+        is_main = is_main or not self._is_at_work
+        self._tell(**(_busy(panel) if is_main else {"error": None}))
         error = None
         try:
             with self._between_rounds() if panel == "passes" else nullcontext():
                 act()
         except Exception as problem:
-            error = {"panel": panel, "at": at, "message": _sentence(problem)}
+            error = {"panel": panel, "at": at, "message": sentence(problem)}
         except BaseException:  # an interrupt: leave, but not with a view that says it is busy
             error = {"panel": panel, "at": at, "message": "interrupted"}
             raise
@@ -89,18 +103,25 @@ class Answering(anywidget.AnyWidget):
 
     def _between_rounds(self) -> AbstractContextManager[None]:
         """What a switch sets off would be in the times of what is being measured, which waits for it."""
-        return self._task.between_rounds(self._let_others)
+        return alone.first(self._let_others)
 
     def _tell(self, **status: Any) -> None:
         with self._lock:
             self.status = {**self.status, **status}
 
     def _progress(self, fraction: float, text: str) -> None:
-        self._tell(progress=fraction, text=text)
+        """Said by who times, which does not wait for long: others may have the lock while they wait for it."""
+        if self._lock.acquire(timeout=POLL_S):
+            self._tell(progress=fraction, text=text)
+            self._lock.release()
 
 
-def _sentence(error: Exception) -> str:
-    """Our own errors say what to do; of any other, the traceback's end says where it happened."""
+def _busy(panel: str) -> dict[str, Any]:
+    return {**IDLE, "busy": panel, "progress": 0.0 if panel in HAS_PROGRESS else None}
+
+
+def sentence(error: Exception) -> str:
+    """What a view says of an error: our own say what to do; of any other, the traceback's end says where it happened."""
     if isinstance(error, TracefuseError):
         return str(error)
     return "".join(traceback.format_exception(error)[-3:]).rstrip()

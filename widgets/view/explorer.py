@@ -7,7 +7,6 @@ once; whatever they raise goes back to the panel that asked, in `status.error`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from tracefuse.config.configuration import PASS_OF
-from tracefuse.errors import Cancelled, OptionError, PassError
-from tracefuse.measure.timing import MIN_ROUNDS
+from tracefuse.errors import OptionError, PassError
 from tracefuse.measure.tried import Tried
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.variant import Variant
@@ -27,21 +25,15 @@ from tracefuse.widgets.payload.measured import Measured
 from tracefuse.widgets.payload.passes import change_record, changes_record, config_record
 from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.text import board_text, to_text
-from tracefuse.widgets.view.keeping import Keeping
 from tracefuse.widgets.view.report import report
 from tracefuse.widgets.view.takeaway import TAKEAWAYS
-from tracefuse.widgets.view.tasks import Task
+from tracefuse.widgets.view.timing import BUDGET_S, Timing
 
-BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
-LONGEST_S = 60.0
-"""The most seconds that measuring again takes, of what was measured in too few rounds to say."""
-MARGIN = 1.5
-"""A round takes longer than its replays: inputs are laid out anew, memory is freed."""
 CHOICES = ("configure", "pin", "unpin", "clock", "return")
 """What the view shows as chosen before there are numbers of it, until it hears that the message is answered."""
 
 
-class Explorer(Keeping):
+class Explorer(Timing):
     """Both traces of a variant, its passes as switches, times and kernels.
 
     `variant` is what is shown now, `baseline` the pinned variant that it is compared with (None: the captured program).
@@ -58,7 +50,6 @@ class Explorer(Keeping):
     config = traitlets.Dict().tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
-    timeline = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
     step = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
     tab = traitlets.Unicode("").tag(sync=True)
 
@@ -98,7 +89,6 @@ class Explorer(Keeping):
             key=self.still.key,
             timeline=None if last is None else timeline_record(last),
         )
-        self.gave_up = False
         self.on_msg(self._on_message)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -182,26 +172,7 @@ class Explorer(Keeping):
                 self._tell(error={"panel": "passes", "at": "", "message": str(error)})
                 self.send_state([name for name in sync_data if name in self.keys])
 
-    # --- what takes seconds -------------------------------------------------------------------------------------------
-
-    def measure(self, within_s: float = math.inf) -> None:
-        """Time the shown variant against the baseline, with progress in the view; an error is shown there too.
-
-        What takes longer than `within_s` seconds is given up between two replays, unless it is enough by then, and the view
-        says so in place of an error. The profile, op by op, is not begun any more then.
-        """
-        self.gave_up = False
-        self._run("timing", self._measure, within_s)
-        if self.gave_up:
-            self._tell(text=f"Not measured: this takes longer than {within_s:.0f} s. Press Measure.")
-
-    def ablate(self) -> None:
-        """Time each pass that is on by leaving it out, with progress in the view; an error is shown there too."""
-        self._run("timing", self._ablate)
-
-    def try_fix(self, finding: str, choice: int = 0) -> None:
-        """Time what the finding of this id offers, with progress in the view; an error is shown there too."""
-        self._run("findings", lambda task: self._try_fix(task, finding, choice))
+    # --- what is written, and made when it is asked for ---------------------------------------------------------------
 
     def save_html(self, path: str | Path) -> Path:
         """Write what is shown, the neighbouring configurations and the timeline as one page without a kernel; its path."""
@@ -216,61 +187,6 @@ class Explorer(Keeping):
     def export(self, path: str | Path) -> Path:
         """Write the shown variant as a Python file: see `Variant.export`."""
         return self.variant.check().export(path)
-
-    def _measure(self, task: Task) -> None:
-        variant, baseline = self.variant.check(), self.baseline
-        forecast = self.measured.clocks.forecast(variant, baseline)
-        against = {} if baseline is None else {"against": baseline}
-        try:
-            with task.turn(variant.program.example_inputs, self._progress):
-                variant.measure(
-                    progress=self._progress,
-                    budget_s=self._budget_of(variant, baseline),
-                    cuda_graph=self.cuda_graph,
-                    tune=self.tune,
-                    is_cancelled=task.is_cancelled,
-                    peers=self.peers,
-                    **against,
-                )
-                self.measured.note(variant, baseline)
-                self.measured.clocks.note(variant, baseline, forecast)
-                if not task.is_cancelled():
-                    self._progress(1.0, "profiling op by op")
-                    found = timeline_record(self.measured.profile(variant, baseline, self._progress))
-                    with self._lock:
-                        self.timeline = found
-        except Cancelled:
-            if not task.is_late:
-                raise
-            self.gave_up = True
-        finally:
-            self.show()  # what was measured, also where the profile fails
-
-    def _budget_of(self, variant: Variant, baseline: Variant | None) -> float:
-        """Seconds of measuring: `budget_s`, or of what that was too short for as long as enough rounds take."""
-        timing = self.measured.known.timings.get((variant.config, baseline and baseline.config))
-        if timing is None or timing.rounds >= MIN_ROUNDS:
-            return self.budget_s
-        round_s = timing.inner * sum(one.step_ms.median for one in timing.programs) / 1e3
-        return max(self.budget_s, min(LONGEST_S, MARGIN * MIN_ROUNDS * round_s))
-
-    def _ablate(self, task: Task) -> None:
-        variant = self.variant.check()
-        with task.turn(variant.program.example_inputs, self._progress):
-            # Each pass takes as long as the program that a plain measurement compares with.
-            budget_s = self.budget_s * (2 + len(variant.passes)) / 2
-            found = variant.ablate(progress=self._progress, budget_s=budget_s, is_cancelled=task.is_cancelled)
-        self.measured.known.note_ablation(variant.config, found)
-        self.show()
-
-    def _try_fix(self, task: Task, finding: str, choice: int) -> None:
-        variant = self.variant.check()
-        fix = self.measured.fix(variant, self.baseline, finding, choice)
-        with task.turn(variant.program.example_inputs, self._progress):
-            # What a fix is for may be a step of half a second, and a verdict takes several rounds.
-            found = variant.try_fix(fix, self._progress, 2 * self.budget_s, task.is_cancelled)
-        self.measured.note_trial((variant.config, finding, choice), found, variant)
-        self.show()
 
     def _inspect(self, kernel: str) -> None:
         self.measured.inspect(self.variant, kernel)

@@ -43,7 +43,7 @@ from tracefuse.widgets.text import to_static_form, to_text
 from tracefuse.widgets.view.boarding import Boarding
 from tracefuse.widgets.view.ending import publish
 from tracefuse.widgets.view.late import PARTS, late_parts, late_tabs
-from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn, is_timed_elsewhere
+from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn, is_timed_elsewhere, is_unasked_timed
 
 _FRAMED = Template("""<div class="tf-still-$key"><div>$tables</div><script type="text/plain">$page</script><script>
 for (const host of document.querySelectorAll(".tf-still-$key")) {
@@ -132,6 +132,11 @@ class Keeper:
         self._timer = threading.Timer(after_s, lambda: self._work(lambda: self._asked != mine))
         self._timer.daemon = True
         self._timer.start()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it works, or will within the time that it waits."""
+        return self._timer is not None and self._timer.is_alive()
 
     def stop(self) -> None:
         """What is done, and what would be, is stale."""
@@ -256,7 +261,7 @@ class Keeping(Boarding):
     def _keep(self, is_stale: Callable[[], bool]) -> None:
         """Make the page of what is shown, then that of its neighbours too."""
         shown = self.variant
-        if not self._is_idle(is_stale):
+        if not self._is_idle(is_stale, is_hurried=False):
             return
         with idle_turn():
             payload, payloads = self.payload, list[dict[str, Any]]()
@@ -268,7 +273,7 @@ class Keeping(Boarding):
         if not self._run_passes(shown, further, is_stale):
             return
         for config in (shown.config, *further):
-            if not self._is_idle(is_stale):
+            if not self._is_idle(is_stale, is_hurried=False):
                 return
             with idle_turn():
                 payloads.append(self.held(shown.under(config)))
@@ -277,11 +282,16 @@ class Keeping(Boarding):
         if not is_stale():
             self.still.update(payloads[0], text)
 
-    def _is_idle(self, is_stale: Callable[[], bool]) -> bool:
-        """Wait until no cell runs and no task is at work; False once something else is shown."""
-        while not is_stale() and self._is_busy():
+    def _is_idle(self, is_stale: Callable[[], bool], is_hurried: bool = True) -> bool:
+        """Wait until no cell runs and no task is at work; False once something else is shown. What `is_hurried`, since a click
+        may wait for it, comes before what is measured though nobody asked."""
+        while not is_stale() and (self._is_busy() or not (is_hurried or self._is_quiet())):
             time.sleep(POLL_S)
         return not is_stale()
 
     def _is_busy(self) -> bool:
-        return cells.is_running or self._task.is_running or is_timed_elsewhere()
+        return cells.is_running or self._task.is_running or (is_timed_elsewhere() and not is_unasked_timed())
+
+    def _is_quiet(self) -> bool:
+        """Whether nobody times anything, asked or not."""
+        return not is_timed_elsewhere()

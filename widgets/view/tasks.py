@@ -11,17 +11,17 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from IPython.core.getipython import get_ipython
 
-from tracefuse.assembly.draws import undisturbed
-from tracefuse.measure.rounds import check_not, turn
+from tracefuse.assembly.draws import undisturbed_gpu
+from tracefuse.measure.alone import Disturbed, alone, turn
+from tracefuse.measure.rounds import check_not
 
 POLL_S = 0.1  # How late a cancel may be noticed while waiting for a turn.
-ROUND_S = 2.0  # The longest that a switch waits for a round to end; what takes longer is mostly compiling, which is not timed.
 
 
 class Cells:
@@ -29,22 +29,33 @@ class Cells:
 
     def __init__(self) -> None:
         self._shell: Any = None
-        self._depth = 0
+        self._depth = self._runs = 0
 
     def watch(self, is_in_cell: bool) -> None:
         """From now on, in the shell that there is; `is_in_cell` says whether a cell is running already."""
         shell = get_ipython()
         if shell is None or shell is self._shell:
             return
-        self._shell, self._depth = shell, int(is_in_cell)
+        self._shell, self._depth, self._runs = shell, int(is_in_cell), int(is_in_cell)
         shell.events.register("pre_execute", self._begin)
         shell.events.register("post_execute", self._end)
+        shell.events.register("pre_run_cell", self._begin_run)
+        shell.events.register("post_run_cell", self._end_run)
 
     def _begin(self) -> None:
         self._depth += 1
 
     def _end(self) -> None:
         self._depth = max(0, self._depth - 1)
+
+    def _begin_run(self, _: Any = None) -> None:
+        self._runs += 1
+
+    def _end_run(self, _: Any = None) -> None:
+        """Behind the outermost cell nothing runs. A handler of a message that was interrupted has told no end."""
+        self._runs = max(0, self._runs - 1)
+        if not self._runs:
+            self._depth = 0
 
     @property
     def is_running(self) -> bool:
@@ -55,54 +66,36 @@ cells = Cells()
 
 
 class Task:
-    """One piece of work, which `cancel` asks to stop, and the clock after `within_s` seconds. It `is_timed` if nothing may
-    run beside it."""
+    """One piece of work, which `cancel` asks to stop, and the clock after `within_s` seconds of its turn. It `is_timed` if
+    nothing may run beside it; what nobody `is_asked` for lets all else come first."""
 
-    def __init__(self, is_timed: bool, within_s: float = math.inf) -> None:
-        self.is_timed = is_timed
-        self._until_s = time.monotonic() + within_s
+    def __init__(self, is_timed: bool, within_s: float = math.inf, is_asked: bool = True) -> None:
+        self.is_timed, self.is_asked = is_timed, is_asked
+        self._within_s = within_s
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
-        self._gate = threading.Condition()
-        self._guests, self._is_timing = 0, False
-        self._timing_thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._timing = 0
+        self._since_s, self._lost_s, self._is_late = 0.0, 0.0, False
+        self._alarm: threading.Timer | None = None
 
     def cancel(self) -> None:
         self._cancelled.set()
+        self._stop()
 
     def is_cancelled(self) -> bool:
-        """Whether it is to stop. What is timed asks between two rounds, and waits here for `between_rounds`."""
-        if self._is_timing:
-            with self._gate:
-                self._is_timing = False
-                self._gate.wait_for(lambda: self._guests == 0)
-                self._is_timing = True
+        """Whether it is to stop."""
         return self._cancelled.is_set() or self.is_late
 
     @property
     def is_late(self) -> bool:
-        """Whether it takes longer than it may."""
-        return time.monotonic() > self._until_s
+        """Whether it takes longer than it may, without what it waited for others."""
+        self._is_late = self._is_late or self._left_s() < 0
+        return self._is_late
 
-    @contextmanager
-    def between_rounds(self, wait: Callable[[float], object]) -> Iterator[None]:
-        """Do something else while nothing is timed: after the round that runs, before the next one. `wait(seconds)` lets
-        others run meanwhile."""
-        with self._gate:
-            self._guests += 1
-        try:
-            until_s = time.monotonic() + ROUND_S
-            while self._is_timing and not self._is_mine() and time.monotonic() < until_s:
-                wait(0.005)
-            yield
-        finally:
-            with self._gate:
-                self._guests -= 1
-                self._gate.notify_all()
-
-    def _is_mine(self) -> bool:
-        """Whether this thread is the one that times."""
-        return self._timing_thread is threading.current_thread()
+    def take_its_time(self) -> None:
+        """From now on it may take as long as it takes."""
+        self._within_s = math.inf
 
     @property
     def is_running(self) -> bool:
@@ -133,41 +126,109 @@ class Task:
 
     def _make_way(self, _: Any = None) -> None:
         self.cancel()
-        self.wait()
+        until(lambda: not self.is_running)
 
     def wait(self) -> None:
         """Until its thread has ended."""
         if self._thread is not None and not self.is_this_thread():
             self._thread.join()
 
+    # --- its turn -----------------------------------------------------------------------------------------------------
+
     @contextmanager
     def turn(self, inputs: tuple[torch.Tensor, ...], report: Callable[[float, str], None]) -> Iterator[None]:
         """Be the only one that times anything, as the cell that captured `inputs` would: on their GPU, and with the random
-        generators left as they are found. Raises `Cancelled` if that happens before its turn comes."""
-        in_thread = self._thread is threading.current_thread()
-        self._wait_while(lambda: in_thread and cells.is_running, lambda: report(0.0, "waiting for the cell that runs"))
-        self._wait_while(
-            lambda: not turn.acquire(timeout=POLL_S), lambda: report(0.0, "waiting for another measurement")
-        )
+        generators left as they are found. Raises `Cancelled` if that happens before its turn comes, or ends it."""
+        self._wait_for_turn(report)
         try:
-            self._timing_thread, self._is_timing = threading.current_thread(), True
-            with _on_gpu_of(inputs), undisturbed(inputs):
+            self._begin()
+            check_not(self.is_cancelled)
+            with _on_gpu_of(inputs), undisturbed_gpu(inputs):
                 yield
+        except Disturbed:
+            check_not(self.is_cancelled)
+            raise
         finally:
-            self._is_timing = False
+            self._end()
             turn.release()
 
-    def _wait_while(self, is_busy: Callable[[], bool], report: Callable[[], None]) -> None:
-        while is_busy():
-            check_not(self.is_cancelled)
-            report()
-            self._cancelled.wait(POLL_S)
+    def _wait_for_turn(self, report: Callable[[float, str], None]) -> None:
+        while self.is_this_thread() and cells.is_running:
+            self._wait(report, "waiting for the cell that runs")
+        with ExitStack() as before:
+            is_first = False
+            while not turn.acquire(timeout=POLL_S):
+                self._wait(report, "waiting for another measurement")
+                if not is_first and self.is_asked and is_unasked_timed():
+                    before.enter_context(alone.first())
+                    is_first = True
+
+    def _wait(self, report: Callable[[float, str], None], why: str) -> None:
+        check_not(self.is_cancelled)
+        report(0.0, why)
+        self._cancelled.wait(POLL_S)
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._timing, self._since_s = threading.get_ident(), time.monotonic()
+            self._lost_s = alone.lost_s()
+        if not self.is_asked:
+            _unasked.add(self)
+        self._set_alarm()
+
+    def _end(self) -> None:
+        _unasked.discard(self)
+        with self._lock:
+            alone.forget(self._timing)
+            self._timing = 0
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._timing:
+                alone.stop(self._timing)
+
+    def _left_s(self) -> float:
+        if not self._timing:
+            return self._within_s
+        lost_s = alone.lost_s(self._timing) - self._lost_s
+        return self._within_s - (time.monotonic() - self._since_s - lost_s)
+
+    def _set_alarm(self) -> None:
+        """A replay may take longer than all may take."""
+        if self.is_late:
+            self._stop()
+        elif self._timing and (left_s := self._left_s()) < math.inf:
+            self._alarm = threading.Timer(max(left_s, 0.0) + POLL_S, self._set_alarm)
+            self._alarm.daemon = True
+            self._alarm.start()
+
+
+_unasked = set[Task]()
+
+
+def is_unasked_timed() -> bool:
+    """Whether what is timed now is what nobody asked for."""
+    return bool(_unasked)
+
+
+def until(is_over: Callable[[], bool]) -> None:
+    """Wait, through interrupts too, one of which is raised then: what is timed may not go on beside a cell."""
+    interrupt = None
+    while not is_over():
+        try:
+            time.sleep(0.002)
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 @contextmanager
 def idle_turn() -> Iterator[None]:
-    """Do a short piece of work that nobody waits for, while nothing is timed."""
-    with turn:
+    """Do a short piece of work that nobody waits for, while nothing is timed that anybody asked for."""
+    with alone.first() if is_unasked_timed() else nullcontext(), turn:
         yield
 
 

@@ -19,7 +19,8 @@ from tracefuse.device.clocks import CpuClock, clock_of, device_label
 from tracefuse.errors import Cancelled, MeasureError
 from tracefuse.execution.agreement import max_abs_difference
 from tracefuse.execution.program import Replays
-from tracefuse.measure.rounds import _order, measure, turn
+from tracefuse.measure.alone import turn
+from tracefuse.measure.rounds import _order, measure
 from tracefuse.measure.timing import (
     CONFIDENCE,
     FEWEST,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tracefuse.measure.unbeaten import unbeaten
+from tracefuse.measure.overlapped import unbeaten
 
 
 @pytest.mark.parametrize("seed", range(100))

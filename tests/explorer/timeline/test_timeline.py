@@ -21,7 +21,7 @@ from tracefuse.errors import ExportError
 from tracefuse.optimizers.ops import does_work, op_name
 from tracefuse.timeline.events import LAUNCHES, MARK, NOT_KERNELS, Event, marked, recorded
 from tracefuse.timeline.lanes import Lane, ProgramTimeline
-from tracefuse.timeline.replayed import Timeline, attributed, measured_on, stepwise, timeline
+from tracefuse.timeline.replayed import Timeline, attributed, measured_on, stepwise, stepwise_replay, timeline
 
 
 @cache
@@ -118,13 +118,16 @@ def test_a_cell_that_is_no_step_is_refused() -> None:
         timeline(c.optimize())
 
 
-def test_the_same_random_numbers_are_drawn_each_time() -> None:
-    variant, drawn = captured().optimize(), []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        timeline(variant)
-        drawn.append(torch.rand(1).item())
-    assert drawn[0] == drawn[1]
+def test_the_same_random_numbers_are_drawn_each_time_and_the_next_ones_are_left_alone() -> None:
+    variant = captured().optimize()
+    run = stepwise_replay(variant)
+    assert all(map(torch.equal, run(), run()))
+    after: list[torch.Tensor] = []
+    for act in (lambda: None, lambda: timeline(variant)):
+        torch.manual_seed(1)
+        act()
+        after.append(torch.rand(1))
+    assert torch.equal(*after)
 
 
 def test_only_the_second_run_is_recorded() -> None:

@@ -74,7 +74,7 @@ export class VerdictBar {
 
   /** @param {Payload} payload @param {Status} status @param {boolean} live */
   drawActions({ timing, blocked, baseline }, status, live) {
-    const isRunning = ["timing", "findings", "board"].includes(status.busy);
+    const isRunning = status.progress !== null;
     const reason = !live ? NEEDS_KERNEL : blocked;
     this.measure.textContent = timing ? "Measure again" : "Measure";
     this.measure.classList.toggle("tf-primary", !timing || timing.stale);
@@ -94,8 +94,7 @@ export class VerdictBar {
     if (hadFocus) (isRunning ? this.cancel : this.measure).focus({ preventScroll: true });
     for (const one of hidden) one.hidden = true;
     if (!isRunning) return;
-    if (status.progress === null) this.progress.removeAttribute("value");
-    else this.progress.value = status.progress;
+    this.progress.value = Number(status.progress);
     this.text.textContent = status.text || "measuring…";
     this.text.title = status.text;
   }
@@ -121,7 +120,7 @@ function lines(payload, status) {
   return [
     ...(own ? [h("span", { title: payload.timing?.provenance, "data-testid": "tf-own-time" }, `On this CPU${own[1][0] === ":" ? "" : ", measured"}: `, h("b", null, own[0]), own[1])] : []),
     ...(here ? [h("span", { class: "tf-note", "data-testid": "tf-each" }, `Each pass was measured: choose “${here[1]}” in times.`)] : []),
-    ...(status.busy === "" && status.text ? [h("span", { class: "tf-note", role: "status" }, status.text)] : []),
+    ...(status.progress === null && status.text ? [h("span", { class: "tf-note", role: "status" }, status.text)] : []),
     ...(blocked ? [h("span", { class: "tf-blocked", role: "status", "data-testid": "tf-blocked" }, blocked)] : []),
     ...(baseline.is_pinned ? [h("span", { class: "tf-baseline", "data-testid": "tf-baseline" }, "⚑ Every “before” is the pinned ", h("code", null, baseline.call))] : []),
     ...(steps ? [h("span", { class: "tf-note tf-steps", title: steps.each, "data-testid": "tf-steps" }, steps.said)] : []),
