@@ -174,7 +174,8 @@ def _remedy(group: Group) -> str:
         )
     where = f" in place of {rewrite.lines}" if rewrite.lines else ""
     of = "" if rewrite.is_own else " of queries, keys and values as [batch, heads, tokens, width]"
-    fix = f"`{rewrite.text}`{where}{of} computes the same in one kernel that keeps the scores on chip"
+    size = human_bytes(nbytes(group.shown))
+    fix = f"`{rewrite.text}`{where}{of} computes the same in one kernel that keeps the scores, {size} each, on chip"
     masks = one.scores.masks
     if any(_may_be_causal(mask) for mask in masks) and not any(mask.is_causal for mask in masks):
         fix += "; `is_causal=True` instead of a mask that is the lower triangle"

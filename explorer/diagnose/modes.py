@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
 
 from tracefuse.device.target import chosen, float32_rates
+from tracefuse.diagnose.needless_work import is_of_classes, odd_width
 from tracefuse.findings.finding import Case, Finding, Severity
 from tracefuse.lint.facts import line_saying
 from tracefuse.measure.peaks import known_peaks
 from tracefuse.optimizers.costs.cost import Peaks, flops, roofline_seconds
 from tracefuse.optimizers.costs.datasheets import TARGETS, datasheet_of
-from tracefuse.optimizers.ops import arguments, does_work
-from tracefuse.optimizers.trace import HALVES, is_on_gpu, line_of, val
+from tracefuse.optimizers.ops import arguments, does_work, grouped
+from tracefuse.optimizers.trace import HALVES, is_on_gpu, line_of, origin, val
 from tracefuse.tables.folding import work
 from tracefuse.text import counted, share_text, time_text
 
@@ -41,6 +43,8 @@ dense ones of `tests/bench/fusions/convolutions.py` have an algorithm that is at
 SHORT_US = 200.0
 """Of what takes less, launches are a large part."""
 AMPERE = 8
+LARGE = 1 / 4
+"""The share of the arithmetic of matmuls from where on the module that does it is named."""
 _TF32 = 'torch.set_float32_matmul_precision("high")'
 _AUTOCAST = 'with torch.autocast("cuda", torch.bfloat16):'
 
@@ -162,22 +166,44 @@ def matmuls_without_tf32(case: Case) -> Iterator[Finding]:
     spared = (case.us(ops) if is_measured else as_fp32) * (1 - as_tf32 / as_fp32)
     slow, fast = (one.flops_rate(torch.float32) / 1e12 for one in peaks)
     source = f"predicted: {case.times.provenance}, rates modelled" if is_measured else "modelled"
-    severity = case.severity(spared, whole)
+    severity, largest = case.severity(spared, whole), max(ops, key=flops)
     yield from case.finding(
         "tf32-off",
         "medium" if severity == "high" else severity,  # who wants all bits of float32 has it right
-        f"{counted(len(ops), 'matmul')} of float32 {'' if ran_there else 'would '}run without tensor cores: TF32 is off",
+        f"{_which(ops)} of float32 {'' if ran_there else 'would '}run without tensor cores: TF32 is off",
         (("TF32", "off"), ("rates", f"{slow:.0f} and {fast:.0f} TFLOP/s, {peaks[0].source}")),
         ops,
-        max(ops, key=flops),
-        f"`{_TF32}`, if 10 bits of mantissa in the products are enough; or bfloat16, which is faster still: "
-        f"`{_AUTOCAST}` around the forward",
+        largest,
+        f"`{_TF32}`, if 10 bits of mantissa in the products are enough{_padded(largest)}; or bfloat16, faster still: "
+        f"`{_AUTOCAST}`",
         f"at most {time_text(spared)} of {time_text(whole)} a step, {share_text(spared, whole)} ({source})",
         kind="predicted" if is_measured else "modelled",
         code=_TF32,
         worth_us=spared,
         worth_share=spared / whole,
     )
+
+
+def _which(matmuls: Sequence[fx.Node]) -> str:
+    """`219 matmuls`; `lm_head and 216 more matmuls` where one module does a large part of their arithmetic, and twice as
+    much as any other, as a head does."""
+    modules = grouped(matmuls, lambda node: origin(node).module)
+    work_of = Counter({module: sum(map(flops, nodes)) for module, nodes in modules.items()})
+    (most, much), *others = work_of.most_common(2)
+    left = len(matmuls) - len(modules[most])
+    is_large = bool(others) and much >= LARGE * work_of.total() and much >= 2 * others[0][1]
+    if not is_large or not any(map(str.isalpha, most)):  # of a path of numbers nobody knows what it is
+        return counted(len(matmuls), "matmul")
+    return f"`{most}` and {left} more matmul{'s' * (left > 1)}"
+
+
+def _padded(matmul: fx.Node) -> str:
+    """What tensor cores ask for besides, of rows that are not aligned."""
+    found = odd_width(matmul)
+    if found is None:
+        return ""
+    width, padded = found
+    return f", and vocab_size={padded}" if is_of_classes(matmul, width) else f", and {width:,} padded to {padded:,}"
 
 
 def _is_single(node: fx.Node) -> bool:

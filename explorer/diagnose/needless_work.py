@@ -134,10 +134,10 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
     """Matmuls over a dimension whose rows are no multiple of 16 bytes: tensor cores are fed by slow kernels. In float32
     without TF32, which needs none, a remark: the same shapes are slow as soon as it is switched on."""
     tf32 = case.program.environment.get("tf32") == "True"
-    nodes = [n for n in case.trace.ops if n not in case.not_on_a_gpu and _is_matmul(n) and _odd_width(n)]
+    nodes = [n for n in case.trace.ops if n not in case.not_on_a_gpu and _is_matmul(n) and odd_width(n)]
     on_cores = [n for n in nodes if _on_tensor_cores(n, tf32)]
     yield from _beside_tensor_cores(case, [n for n in nodes if n not in on_cores])
-    for (width, wide), group in grouped(on_cores, _odd_width).items():
+    for (width, wide), group in grouped(on_cores, odd_width).items():
         (us, is_padded), multiple = _spared_by_padding(case, group), ALIGNED_BYTES // val(group[0]).element_size()
         severity, whole_us = case.severity(us), case.us(group)
         told = _told(group, width, wide)
@@ -160,7 +160,7 @@ def unaligned_matmuls(case: Case) -> Iterator[Finding]:
 
 
 def _beside_tensor_cores(case: Case, matmuls: Sequence[fx.Node]) -> Iterator[Finding]:
-    for (width, wide), group in grouped(matmuls, _odd_width).items():
+    for (width, wide), group in grouped(matmuls, odd_width).items():
         us = case.us(group)
         yield from case.finding(
             "unaligned-matmul",
@@ -176,7 +176,7 @@ def _beside_tensor_cores(case: Case, matmuls: Sequence[fx.Node]) -> Iterator[Fin
 
 def _told(matmuls: Sequence[fx.Node], width: int, wide: int) -> str:
     """What the dimension is: the classes of a loss, which may be more than there are targets of, or rows of a value."""
-    if any(_is_of_classes(node, width) for node in matmuls):
+    if any(is_of_classes(node, width) for node in matmuls):
         return f"a vocabulary: set vocab_size={wide}; the added classes are never targets"
     tensors = (
         one for node in matmuls for one in (node, *node.all_input_nodes) if isinstance(one.meta["val"], torch.Tensor)
@@ -185,7 +185,7 @@ def _told(matmuls: Sequence[fx.Node], width: int, wide: int) -> str:
     return f"it is that of `{rows.name}`, {tensor_type(val(rows))}: {wide:,} wide"
 
 
-def _is_of_classes(matmul: fx.Node, width: int) -> bool:
+def is_of_classes(matmul: fx.Node, width: int) -> bool:
     """Whether a cross entropy is taken over `width` results of the matmul, which views and casts may stand before."""
     values = [matmul]
     for value in values:
@@ -223,7 +223,7 @@ def _on_tensor_cores(node: fx.Node, tf32: bool) -> bool:
     return bool(val(node).element_size() == 2 or tf32)
 
 
-def _odd_width(node: fx.Node) -> tuple[int, int] | None:
+def odd_width(node: fx.Node) -> tuple[int, int] | None:
     """The largest dimension along unaligned rows of a matmul, and what it would be padded to."""
     wide = unaligned(node)
     if wide is None:

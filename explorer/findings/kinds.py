@@ -14,7 +14,8 @@ class Kind:
     `of_run` says that a profile of a run shows it, and no trace, `in_the_line` that the fix is to write its line otherwise:
     in a library that is its authors' to do, `by_passes_alone` that no line can be written otherwise to mend it. What is told
     `in_part` is the time of all that it is about, of which nobody knows how much can be spared. Where it `spares_launches`,
-    mending it leaves fewer kernels, and else the same ones, each of which is faster."""
+    mending it leaves fewer kernels, and else the same ones, each of which is faster. `by_calling` is the call that mends it,
+    where a finding has code with it."""
 
     says: str
     mended_by: tuple[str, ...] = ()
@@ -23,6 +24,7 @@ class Kind:
     by_passes_alone: bool = False
     in_part: bool = False
     spares_launches: bool = True
+    by_calling: str = ""
 
 
 KINDS: dict[str, Kind] = {
@@ -32,13 +34,21 @@ KINDS: dict[str, Kind] = {
     "one-name-two-copies": Kind("Dtype casts and device moves have one name in a profile."),
     "host-sync": Kind("Python reads a value, a shape or a copy, and the host waits for the GPU."),
     # Attention.
-    "attention-by-hand": Kind("Attention in single ops sends its scores through memory.", ("fuse",)),
+    "attention-by-hand": Kind(
+        "Attention in single ops sends its scores through memory.",
+        ("fuse",),
+        by_calling="F.scaled_dot_product_attention",
+    ),
     "attention-math-backend": Kind("torch runs attention as its math backend.", ("fuse",)),
     "attention-in-float32": Kind(
         "Attention in single ops computes in float32 among values of half precision.", ("fuse",), in_the_line=True
     ),
     # Precision.
-    "tf32-off": Kind("Matmuls of float32 run without tensor cores, since TF32 is off.", spares_launches=False),
+    "tf32-off": Kind(
+        "Matmuls of float32 run without tensor cores, since TF32 is off.",
+        spares_launches=False,
+        by_calling='set_float32_matmul_precision("high")',
+    ),
     "weights-cast-each-step": Kind("Every forward casts the same weights, and every backward casts their gradients."),
     "cast-round-trip": Kind(
         "A value of half precision is cast to float32 and back.", ("simplify", "fuse"), in_the_line=True

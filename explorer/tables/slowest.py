@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from torch import fx
+
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, line_of, origin, phase
 from tracefuse.tables.folding import folded_paths
@@ -110,6 +112,22 @@ def _slowest(trace: Trace, captured: Trace, amounts: Mapping[str, float]) -> Slo
     name = row.name or next(origin(node).module_type for node in trace.ops if origin(node).module_type)
     kind = "" if any(map(str.isalpha, name)) else _kind(trace, paths)
     return Slowest(name, paths, row.amount, step.amount, line, amount, kind)
+
+
+def place_of(node: fx.Node, trace: Trace, captured: Trace, amounts: Mapping[str, float]) -> Slowest:
+    """The row of the tree that an op of `captured` is in, with what `trace` takes there in its forward and backward: its
+    module and those alike, or, where it is in none that has no other inside, its line."""
+    folds, where = folded_paths(captured), origin(node)
+    name = folds.get(where.module, where.module)
+    is_leaf = bool(name) and not any(path.startswith(f"{where.module}.") for path in folds)
+    paths = tuple(path for path, fold in folds.items() if is_leaf and fold == name)
+    line, lines, step = line_of(node), Counter[str](), 0.0
+    for one in filter(does_work, trace.ops):
+        amount = amounts.get(one.name, 0.0)
+        step += amount
+        if phase(one) != "update" and (origin(one).module in paths if is_leaf else line_of(one) == line):
+            lines[line_of(one)] += amount
+    return Slowest(name if is_leaf else line, paths, lines.total(), step, line, lines[line])
 
 
 def _kind(trace: Trace, paths: Collection[str]) -> str:

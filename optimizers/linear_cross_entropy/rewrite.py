@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from tracefuse.optimizers.linear_cross_entropy.pattern import Gradient, HeadLoss
 from tracefuse.optimizers.linear_cross_entropy.rows import RowMap, targets_of_all_rows
 from tracefuse.optimizers.ops import aten, reached
 from tracefuse.optimizers.rewrite import replace_under_name, replace_value
-from tracefuse.optimizers.trace import Trace, call, phase, shape_of, val
+from tracefuse.optimizers.trace import Trace, call, origin, phase, set_origin, shape_of, val
 
 LOSS = 0
 RESULT_OF = {"input": 1, "weight": 2, "bias": 3}
@@ -110,11 +111,13 @@ def _operator(head: HeadLoss, factors: Sequence[fx.Node], rows: int) -> fx.Node:
     scale = _scale(head, factors) if factors else None
     target = targets_of_all_rows(head.target, like, head.product, list(head.between), head.ignore_index)
     source = (head.input, weight, head.bias, target, scale)
-    return call(
+    made = call(
         like, LINEAR_CROSS_ENTROPY, *source, name="loss_and_gradients", ignore_index=head.ignore_index,
         mean=head.is_mean, dtype=val(like)[0].dtype, rows=rows, **_row_options(head),
         **{f"{of}_wanted": wants for of, wants in zip(RESULT_OF, head.wanted, strict=True)},
     )  # fmt: skip
+    set_origin(made, replace(origin(head.product), rng=None))  # it does the matmuls of the layer, forward and backward
+    return made
 
 
 def _row_options(head: HeadLoss) -> dict[str, Any]:

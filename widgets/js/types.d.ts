@@ -402,7 +402,7 @@ interface Payload {
   values: Record<string, Value>;
   clock: Clock;
   /** What a step takes and what would shorten it, in sentences, of which one leads and the head is those before the levers, and the findings that lead, each with the passes that mend it already; whether all that is left is too small to be the answer. */
-  sentence: { said: string; lead: string; head: string; is_small: boolean; actions: { key: string; title: string; worth: string; kind: TimeKind | ""; by: string[]; instead?: Finding }[] };
+  sentence: { said: string; lead: string; head: string; is_small: boolean; actions: { key: string; title: string; brief: string; worth: string; kind: TimeKind | ""; by: string[]; instead?: Finding }[] };
   /** What is slow, by the times of the tree, or by its ops where launches take longer: modules by their paths, or a line by its name; and the line that takes most in it. */
   slowest: { name: string; paths: string[]; said: string; line: string } | null;
   /** "measured on …", "predicted for …" or "modelled: …", of the values' times. */

@@ -80,6 +80,7 @@ from tracefuse.widgets.payload.timing import (
     timing_record,
 )
 from tracefuse.widgets.payload.values import half, values
+from tracefuse.widgets.payload.wide import widest
 from tracefuse.widgets.payload.without import without_record
 
 VERSION = 2
@@ -165,6 +166,7 @@ def in_two(
             baseline is not None,
             switches_of(passes, variant.config),
             "" if stopped else graph_call(variant, name),
+            None if rows.no_verdict else widest(variant, slow, found, op_times[1].us),
         ),
         "slowest": slowest_record(slow, is_of_launches=clock.launches is not None),
         "values": values(before, after, op_times, line_records(variant)),

@@ -1,7 +1,8 @@
 """The part of the wire format that says what a step takes, where, and what to mend first: three short sentences at most. Pure.
 
 A step takes 10.4 ms on H200, measured, 28 % of it in h.*.attn ×12 (gpt.py:18 alone 9 %); 31 ms before the passes. Its backward
-takes 1.9 times as long as its forward. First to mend: rows of the head's matmul are not aligned (2.1 ms, 20 %).
+takes 1.9 times as long as its forward; 20 % of the step is in lm_head (50,257 wide, not aligned; gpt.py:81). First to mend:
+rows of the head's matmul are not aligned (2.1 ms, 20 %).
 
 All their times are of one clock, and all shares of the step. Where launching its kernels takes longer than they do, these are
 counted in place of their time: so many of the step, and of them so many in a module.
@@ -22,8 +23,11 @@ from tracefuse.tables.layers import Layers
 from tracefuse.tables.slowest import Slowest
 from tracefuse.text import share_text, time_text
 from tracefuse.widgets.payload.clock import DEFAULT, Clock
+from tracefuse.widgets.payload.wide import Wide
 
 MOST_ACTIONS = 3
+MOST_BRIEF = 32
+"""The letters of what to do in a few words."""
 LEAST = 0.005
 """The least share of the step that is told as a change."""
 BOUND = "a CUDA graph launches all at once, and a larger batch takes no longer until the kernels fill the GPU"
@@ -50,9 +54,11 @@ def sentence_record(
     is_pinned: bool = False,
     switches: Sequence[Switch] = (),
     as_graph: str = "",
+    wide: Wide | None = None,
 ) -> dict[str, Any]:
-    """`slow` is what is told to be slow, by launches of a step that waits for these. `said` are the sentences, the first of
-    which leads, and `head` those before the levers; where all that is left `is_small`, none of it is the answer.
+    """`slow` is what is told to be slow, by launches of a step that waits for these, and `wide` where matmuls are not aligned.
+    `said` are the sentences, the first of which leads, and `head` those before the levers; where all that is left `is_small`,
+    none of it is the answer.
 
     `actions` are the findings that lead, each with what it is worth and the passes that pull it already: the one that passes
     gain more by than what is left of the first one, then what is left, in the order of `findings`, then what else passes mend,
@@ -73,9 +79,9 @@ def sentence_record(
         pulled = None
     rest = [one for one in left if one is not pulled]
     head = (
-        _of_launches(clock, slow, is_on_gpu and not is_blocked, is_pinned)
+        _of_launches(clock, slow, is_on_gpu and not is_blocked, is_pinned, wide)
         if is_bound
-        else _of_time(clock, slow, is_on_gpu, rows, is_pinned)
+        else _of_time(clock, slow, is_on_gpu, rows, is_pinned, wide)
     )
     switch = None if is_pinned else _to_switch(switches, clock, is_on_gpu, _left_us(rest[0], clock) if rest else 0.0)
     graph = _graphed(clock, as_graph, is_on_gpu) if is_bound and as_graph else []
@@ -90,7 +96,7 @@ def sentence_record(
     lead = graph[0] if graph and at == 0 else None
     lever = _lever(pulled, rest, lead, deltas, is_small, lambda worth, kind: _amount(worth, kind, clock, is_on_gpu))
     if is_bound:
-        actions = [_in_launches(one, findings, clock) for one in actions]
+        actions = [_in_launches(one, findings, clock, is_lead=n < at) for n, one in enumerate(actions)]
         actions = [*actions[:at], *graph, *actions[at:]]
     first = [] if switch is None else [_switched(switch, clock)]
     if first:
@@ -100,7 +106,7 @@ def sentence_record(
     levers = [*(done if pulled else []), *levers, *(done if is_bound and not pulled else [])]
     shown = (_with_next([*first, *actions], rest, most) if is_bound else []) or [*first, *levers][:most]
     return {
-        "said": " ".join([*_with_remedy(head, is_bound and not is_blocked), lever]),
+        "said": " ".join([*_with_remedy(head, is_bound and not is_blocked, wide is not None), lever]),
         "lead": head[0].partition(";")[0],
         "head": " ".join(head),
         "is_small": is_small,
@@ -152,7 +158,7 @@ def _graphed(clock: Clock, code: str, is_on_gpu: bool) -> list[dict[str, Any]]:
     if takes - runs <= LEAST * takes:
         return []
     where = "" if is_on_gpu else "on a GPU, "
-    told = {"key": "cuda graph", "title": f"{where}launch it all at once: compile(cuda_graph=True)"}
+    told = {"key": "cuda graph", "title": f"{where}launch it all at once: compile(cuda_graph=True)", "brief": ""}
     fix = f"`{code}` records the step as a CUDA graph, whose inputs keep their shapes"
     instead = told | {"source": "", "fix": fix, "code": code, "changes": None, "is_mended": False}
     worth = f"spares up to {time_text(takes - runs)} of {time_text(takes)}"
@@ -167,8 +173,9 @@ def _joined(actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return actions[0] | {"title": title, "worth": "", "kind": ""}
 
 
-def _with_remedy(head: list[str], is_told: bool) -> list[str]:
-    return [*head[:-1], f"{head[-1].removesuffix('.')}; {BOUND}."] if is_told and len(head) > 1 else head
+def _with_remedy(head: list[str], is_told: bool, is_short: bool) -> list[str]:
+    remedy = BOUND.partition(",")[0] if is_short else BOUND
+    return [*head[:-1], f"{head[-1].removesuffix('.')}; {remedy}."] if is_told and len(head) > 1 else head
 
 
 def _to_switch(switches: Sequence[Switch], clock: Clock, is_on_gpu: bool, least_us: float) -> Switch | None:
@@ -184,7 +191,7 @@ def _to_switch(switches: Sequence[Switch], clock: Clock, is_on_gpu: bool, least_
 def _switched(switch: Switch, clock: Clock) -> dict[str, Any]:
     """The action that switches a pass off. No finding is about it: `instead` is what the view knows of one."""
     us = clock.steps_us[1]
-    told = {"key": f"switch {switch.name}", "title": f"switch {switch.name} off"}
+    told = {"key": f"switch {switch.name}", "title": f"switch {switch.name} off", "brief": ""}
     fix = f"the step takes {time_text(switch.step_us)} without it and {time_text(us)} with it, all others kept"
     instead = told | {"source": "", "fix": fix, "code": "", "changes": switch.changes, "is_mended": False}
     worth = f"\N{MINUS SIGN}{time_text(us - switch.step_us)} of {time_text(us)}"
@@ -194,12 +201,28 @@ def _switched(switch: Switch, clock: Clock) -> dict[str, Any]:
 def _action(finding: Mapping[str, Any], worth: str, kind: str, by: Sequence[str] = ()) -> dict[str, Any]:
     said = _of_step(worth)
     told = said if kind == "measured" else said.removeprefix("about ")  # the mark of its kind says so
-    return {"key": finding["key"], "title": finding["title"], "worth": told, "kind": kind, "by": list(by)}
+    brief = _brief(finding)
+    return {
+        "key": finding["key"],
+        "title": finding["title"],
+        "brief": brief,
+        "worth": told,
+        "kind": kind,
+        "by": list(by),
+    }
 
 
-def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], clock: Clock) -> dict[str, Any]:
-    """The action with what it spares of the step and in launches, and not what it is worth to kernels, of which its title may
-    speak; with the kernels' time where it spares no launch."""
+def _brief(finding: Mapping[str, Any]) -> str:
+    """What to do in a few words: the call that mends it, or how the fix begins; "" where that takes more."""
+    call, begin = KINDS[finding["id"]].by_calling, re.split("[:;]|, ", finding["fix"])[0]
+    return call if call and finding["code"] else begin if len(begin) <= MOST_BRIEF else ""
+
+
+def _in_launches(
+    action: dict[str, Any], findings: Sequence[Mapping[str, Any]], clock: Clock, is_lead: bool
+) -> dict[str, Any]:
+    """The action with what it spares of the step and in launches, and not what it is worth to kernels, of which figures in its
+    title may speak; with the kernels' time where it spares no launch. What leads has room for why it is slow."""
     finding = next(one for one in findings if one["key"] == action["key"])
     if not action["kind"]:
         return action
@@ -207,7 +230,9 @@ def _in_launches(action: dict[str, Any], findings: Sequence[Mapping[str, Any]], 
         whole = round(finding["launches_of"])
         spared = _spared(count, whole, _share_left(finding), clock)
         worth = f"spares up to {spared}{count:,} of {whole:,} launch{'es' * (whole > 1)}"
-        return action | {"title": action["title"].partition(": ")[0], "worth": worth, "kind": "modelled"}
+        title, _, why = action["title"].partition(": ")
+        title = action["title"] if is_lead and not re.search(r"\d", why) else title
+        return action | {"title": title, "worth": worth, "kind": "modelled"}
     minor = "" if _share_left(finding) >= MEDIUM else "minor: "
     return action | {"worth": f"{minor}{action['worth'].partition(', ')[0].partition(' of ')[0]} of kernels, no launch"}
 
@@ -235,8 +260,11 @@ def _left_us(finding: Mapping[str, Any], clock: Clock) -> float:
     return takes - left
 
 
-def _of_time(clock: Clock, slow: Slowest | None, is_on_gpu: bool, rows: Layers, is_pinned: bool) -> list[str]:
-    return [_step(clock, slow, is_on_gpu, is_pinned), *_halves(rows)]
+def _of_time(
+    clock: Clock, slow: Slowest | None, is_on_gpu: bool, rows: Layers, is_pinned: bool, wide: Wide | None
+) -> list[str]:
+    then = "; ".join([*_halves(rows), *([] if wide is None else [wide.told("the step is")])])
+    return [_step(clock, slow, is_on_gpu, is_pinned), *([f"{then}."] if then else [])]
 
 
 def _step(clock: Clock, slow: Slowest | None, is_on_gpu: bool, is_pinned: bool) -> str:
@@ -268,7 +296,9 @@ def _place(clock: Clock) -> str:
     return f"an example GPU ({clock.device})" if clock.chosen == DEFAULT and chosen() is None else clock.device
 
 
-def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pinned: bool) -> list[str]:
+def _of_launches(
+    clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pinned: bool, wide: Wide | None
+) -> list[str]:
     """That the step is bound by launches: no kernel's time shortens it then, fewer kernels do, and a CUDA graph."""
     assert clock.launches is not None
     counts = [round(sum(one.values())) for one in clock.launches]
@@ -290,8 +320,11 @@ def _of_launches(clock: Clock, slow: Slowest | None, can_be_graphed: bool, is_pi
     else:
         first += f"with the passes {now}; before them {_running(counts[0])} {time_text(running[0])}."
     graph = "cuda_graph=True launches all at once" * can_be_graphed
-    helps = f"fewer launches help most{f', and {graph}' * can_be_graphed}" if counts[1] > 1 else graph
-    then = "; ".join(filter(None, [_whose(slow) if slow and counts[1] > 1 else "", helps]))
+    helps = (
+        f"fewer launches help most{f', and {graph}' * (can_be_graphed and wide is None)}" if counts[1] > 1 else graph
+    )
+    where = [_whose(slow) if slow and counts[1] > 1 else "", "" if wide is None else wide.told("kernels' time")]
+    then = "; ".join(filter(None, [", ".join(filter(None, where)), helps]))
     return [first, f"{then[0].upper()}{then[1:]}."] if then else [first]
 
 
@@ -317,7 +350,7 @@ def _halves(rows: Layers) -> list[str]:
     forward, backward = (sum(getattr(row, f"{half}_us")[1] for row in rows) for half in ("forward", "backward"))
     if not forward or not backward or rows.no_verdict:
         return []
-    return [f"Its backward takes {backward / forward:.1f} times as long as its forward."]
+    return [f"Its backward takes {backward / forward:.1f} times as long as its forward"]
 
 
 def slowest_record(slow: Slowest | None, is_of_launches: bool) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ MARKED = """() => {
     const { payload } = state;
     const texts = { title: "`x.item()` waits", fix: "keep `x` a tensor", worth: "`2` waits", mended: "by `fuse`" };
     const one = { ...payload.findings[0], ...texts, evidence: [["`a`", "`b`"]] };
-    const actions = [{ key: one.key, title: one.title, worth: "", kind: "", by: [] }];
+    const actions = [{ key: one.key, title: one.title, brief: "", worth: "", kind: "", by: [] }];
     set("payload", { ...payload, findings: [one], sentence: { ...payload.sentence, actions } });
 }"""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import cuda_traces
@@ -175,6 +177,27 @@ def test_on_a_cpu_they_are_those_of_the_gpu_that_the_step_is_modelled_for() -> N
     assert 'torch.autocast("cuda", torch.bfloat16)' in finding.fix
     (on_a100,) = found(NAME, timed(of, modelled_on("A100")))
     assert ("rates", "20 and 156 TFLOP/s, A100 SXM 80 GB datasheet") in on_a100.evidence
+
+
+def headed(width: int, columns: int, to_loss: Callable[[Tensor], Tensor]) -> Case:
+    """Two layers and a head of so many columns."""
+    model = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+    model.add_module("head", nn.Linear(width, columns, bias=False))
+    x = torch.randn(4096, width)
+    return case(tracefuse.capture(lambda: to_loss(model(x)).backward()))
+
+
+def test_the_module_that_does_a_large_part_of_them_is_named_and_what_its_rows_ask_for() -> None:
+    targets = torch.randint(1001, (4096,))
+    (of_words,) = found(NAME, headed(256, 1001, lambda logits: nn.functional.cross_entropy(logits, targets)))
+    said = "would run without tensor cores: TF32 is off"
+    assert re.fullmatch(rf"`head` and \d more matmuls of float32 {said}", of_words.title)
+    assert "are enough, and vocab_size=1024; or bfloat16" in of_words.fix
+    (of_numbers,) = found(NAME, headed(256, 1001, Tensor.sum))
+    assert "are enough, and 1,001 padded to 1,024; or bfloat16" in of_numbers.fix
+    (aligned,) = found(NAME, headed(256, 256, Tensor.sum))
+    assert re.fullmatch(rf"\d matmuls of float32 {said}", aligned.title)
+    assert "are enough; or bfloat16" in aligned.fix
 
 
 def test_the_setting_is_remembered_where_no_gpu_is() -> None:

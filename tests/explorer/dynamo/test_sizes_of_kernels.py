@@ -142,7 +142,7 @@ def test_lengths_share_machine_code_and_are_told(
         found = step(model, compiled, *inputs)
         torch.testing.assert_close(found, step(eager, eager, *inputs), **tolerance)
         counts.append(len(jobs))
-    assert len(traced) <= 4
+    assert len(traced) <= len(LENGTHS) // 2  # others are told: three programs that are alike tell of more
     assert 0 < counts[-1] <= MOST * counts[0]
     public = triton.JITFunction.run
     with mock.patch.object(triton.JITFunction, "run", autospec=True, side_effect=public) as run:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import tracefuse
 from tracefuse.optimizers.ops import does_work
 from tracefuse.optimizers.trace import Trace, origin, phase
-from tracefuse.tables.slowest import Slowest, slowest
+from tracefuse.tables.slowest import Slowest, place_of, slowest
 
 
 class Attention(nn.Module):
@@ -153,3 +153,26 @@ def test_a_program_without_modules_is_told_by_its_line() -> None:
 
 def test_nothing_is_told_where_nothing_takes_any_time() -> None:
     assert slowest(STEP, STEP, {}) is None
+
+
+def place(trace: Trace, is_there: Callable[[torch.fx.Node], bool]) -> Slowest:
+    """The row of the first op that `is_there`, where each op takes 1."""
+    return place_of(next(filter(is_there, trace.ops)), trace, trace, {n.name: 1.0 for n in trace.ops if does_work(n)})
+
+
+def test_an_op_is_in_its_module_and_those_alike_with_all_that_they_take_beside_the_update() -> None:
+    head = place(STEP, lambda node: origin(node).module == "head")
+    own = [n for n in STEP.ops if does_work(n) and origin(n).module == "head" and phase(n) != "update"]
+    assert (head.label, head.paths, head.amount) == ("head", ("head",), len(own))
+    assert head.of == sum(map(does_work, STEP.ops))
+    assert head.line.endswith("  logits = self.head(x).flatten(0, 1)")
+    qkv = place(STEP, lambda node: origin(node).module == "h.1.attn.qkv")
+    assert qkv.label == "h.*.attn.qkv ×3"
+
+
+def test_an_op_of_a_module_that_others_are_in_is_at_its_line() -> None:
+    scores = place(STEP, lambda node: origin(node).module == "h.0.attn" and does_work(node))
+    assert (scores.label, scores.paths) == ("test_slowest.py:25", ())
+    assert (
+        scores.amount == scores.line_amount == sum(does_work(n) and ":25  " in str(origin(n).source) for n in STEP.ops)
+    )

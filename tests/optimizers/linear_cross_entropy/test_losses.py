@@ -16,7 +16,8 @@ from traces import Tried, tried
 
 import tracefuse
 from tracefuse.config.configuration import Config
-from tracefuse.optimizers.trace import Trace, tensors
+from tracefuse.optimizers.costs.cost import flops
+from tracefuse.optimizers.trace import Trace, origin, phase, tensors, val
 
 COUNT, WIDTH, CLASSES = 12, 8, 61
 CHUNK = "linear_cross_entropy"
@@ -233,6 +234,15 @@ def test_a_loss_in_chunks_is_eagers(loss: Callable[[Head], Tensor], bias: bool) 
 @pytest.mark.parametrize("loss", [mean, upcast], ids=lambda loss: loss.__name__)
 def test_types_are_those_of_eager(loss: Callable[[Head], Tensor], dtype: torch.dtype) -> None:
     assert chunked(Head(dtype, bias=True), loss).ops.count(CHUNK) == 1
+
+
+def test_what_it_takes_is_the_layers() -> None:
+    """Three matmuls, and one loss."""
+    found = chunked(Head(), mean)
+    (product,) = [n for n in found.captured.trace.ops if flops(n) and val(n).shape == (COUNT, CLASSES)]
+    (made,) = [node for node in found.after.ops if CHUNK in str(node.target)]
+    assert origin(made) == origin(product)
+    assert (origin(made).module_type, phase(made)) == ("Linear", "forward")
 
 
 def test_a_tied_heads_gradient_is_added_to_the_embeddings() -> None:

@@ -58,7 +58,7 @@ def clock(kind: str) -> Clock:
 
 def finding(key: str, worth: str, share: float | None = None, **mended: Any) -> dict[str, Any]:
     plain = {"kind": "", "left_kind": "", "mended": "", "is_mended": False, "mended_by": [], "values": [key]}
-    plain |= {"id": "attention-by-hand", "severity": "high", "changes": None}
+    plain |= {"id": "attention-by-hand", "severity": "high", "changes": None, "fix": "", "code": ""}
     plain |= {"worth_share": share, "left": "", "left_share": None}
     return plain | {"key": key, "title": key, "worth": worth, "source": f"a.py:3  {key}"} | mended
 
@@ -468,6 +468,36 @@ def test_what_spares_kernels_too_leads_where_these_take_nearly_as_long_as_launch
         first["worth"] == f"spares up to {time_text(HOST_US * 240)} of {time_text(HOST_US * 900)}: 240 of 900 launches"
     )
     assert last["worth"].startswith(f"spares up to {time_text(HOST_US * 900 - 0.99 * us)} of ")
+
+
+def test_what_leads_says_why_it_is_slow_and_a_card_what_to_do() -> None:
+    """A figure behind the colon is one of kernels, and no launch."""
+    bound = replace(clock("modelled for"), each=(dict.fromkeys(range(1200), 1.0), dict.fromkeys(range(900), 1.0)))
+    told = {"launches_of": 900.0, "kind": "modelled"}
+    why, count = "3 attentions by hand: the scores go through memory", "Adam computes tensor by tensor: 1500 ops"
+
+    def titles(*findings: dict[str, Any]) -> list[str]:
+        found = [one | {"title": one["key"]} for one in findings]
+        return [one["title"] for one in sentence_record(bound, [], None, found, True, {})["actions"]]
+
+    first, then = (finding(why, "1 ms", 0.4, launches=launches, **told) for launches in (300.0, 200.0))
+    assert titles(first, then) == [why, "3 attentions by hand"]
+    assert titles(finding(count, "1 ms", 0.4, launches=300.0, **told)) == ["Adam computes tensor by tensor"]
+
+
+@pytest.mark.parametrize(
+    ("id", "fix", "code", "brief"),
+    [
+        ("attention-by-hand", "`y = f(q)` does", "y = f(q)", "F.scaled_dot_product_attention"),
+        ("attention-by-hand", "no call computes the same", "", "no call computes the same"),
+        ("tf32-off", "switch it on", "set(1)", 'set_float32_matmul_precision("high")'),
+        ("host-sync", "print once: every step waits", "", "print once"),
+        ("host-sync", "what is told in more letters than a card has", "", ""),
+    ],
+)
+def test_what_to_do_is_told_in_a_few_words(id: str, fix: str, code: str, brief: str) -> None:
+    (action,) = said_of([finding("a", "1 ms", 0.4, id=id, fix=fix, code=code)])["actions"]
+    assert action["brief"] == brief
 
 
 def test_the_code_for_a_cuda_graph_is_that_of_the_configuration() -> None:

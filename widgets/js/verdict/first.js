@@ -3,8 +3,6 @@
 import { h } from "../parts/dom.js";
 import { codeOf, copyButton, KINDS } from "../parts/widgets.js";
 
-/** Letters of a fix that a card has room for. */
-const MOST_FIX = 32;
 /** Letters that stand on the two lines of a card. */
 const MOST_SAID = 120;
 
@@ -50,11 +48,11 @@ function apply(finding, config, act) {
 }
 
 /** What is left to do about it in a few words, and its place, as far as the card has room beside what it says anyway; what is mended has no line to edit. @param {Action} action @param {Finding} finding */
-function inBrief({ title, worth, by }, { fix, source, is_mended: isMended }) {
-  const [[first], [place]] = [fix.split(/[:;]|, /), source.split("  ")];
-  const told = isMended ? ["the pass mends it"] : by.length > 0 ? ["mended in part", place] : [first.length <= MOST_FIX ? `→ ${first}` : "", place];
-  let room = MOST_SAID - title.length - worth.length;
-  return told.map((one) => ((room -= one.length) >= 0 ? one : ""));
+function inBrief({ title, brief, worth, by }, { source, is_mended: isMended }) {
+  const [place] = source.split("  ");
+  const told = isMended ? ["the pass mends it"] : by.length > 0 ? ["mended in part", place] : [brief && `→ ${brief}`, place];
+  let room = MOST_SAID - `${title}${worth}${by}`.length;
+  return told.map((one) => (one.length <= room ? ((room -= one.length), one) : ""));
 }
 
 /** @param {Action} action @param {Finding} finding @param {string} id @param {number} number @param {Act} act */
