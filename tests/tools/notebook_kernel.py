@@ -34,11 +34,20 @@ class Kernel:
         self.manager: KernelManager
         self.manager, self.client = start_new_kernel(kernel_name="python3")
 
-    def send(self, code: str) -> str:
-        return self.client.execute(code)
+    def send(self, code: str, cell: str = "") -> str:
+        """`cell` is what a front end calls it, which shows views: JupyterLab and VS Code do, nbclient does not."""
+        if not cell:
+            return self.client.execute(code)
+        content = {
+            "code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False,
+            "stop_on_error": True,
+        }  # fmt: skip
+        message = self.client.session.msg("execute_request", content, metadata={"cellId": cell})
+        self.client.shell_channel.send(message)
+        return message["header"]["msg_id"]
 
-    def run(self, code: str, timeout_s: float = 600) -> Reply:
-        return self.collect(self.send(code), timeout_s)
+    def run(self, code: str, timeout_s: float = 600, cell: str = "") -> Reply:
+        return self.collect(self.send(code, cell), timeout_s)
 
     def collect(self, request: str, timeout_s: float = 600) -> Reply:
         reply, idle = Reply(), False

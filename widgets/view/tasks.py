@@ -7,6 +7,7 @@ and replays set the random generators that the user's program draws from.
 
 from __future__ import annotations
 
+import atexit
 import math
 import threading
 import time
@@ -21,6 +22,8 @@ from tracefuse.assembly.draws import undisturbed_gpu
 from tracefuse.measure.alone import Disturbed, alone, turn
 from tracefuse.measure.rounds import check_not
 
+LIMIT_S = 2.0
+"""How long the end of Python waits for what is timed."""
 POLL_S = 0.1  # How late a cancel may be noticed while waiting for a turn.
 
 
@@ -172,12 +175,13 @@ class Task:
         with self._lock:
             self._timing, self._since_s = threading.get_ident(), time.monotonic()
             self._lost_s = alone.lost_s()
-        if not self.is_asked:
-            _unasked.add(self)
+        _timed.add(self)
+        if _is_ending.is_set():
+            self._cancelled.set()
         self._set_alarm()
 
     def _end(self) -> None:
-        _unasked.discard(self)
+        _timed.discard(self)
         with self._lock:
             alone.forget(self._timing)
             self._timing = 0
@@ -205,12 +209,25 @@ class Task:
             self._alarm.start()
 
 
-_unasked = set[Task]()
+_timed = set[Task]()
+"""Those that have a turn: one, or one more for which what nobody asked for is set aside."""
+_is_ending = threading.Event()
 
 
 def is_unasked_timed() -> bool:
     """Whether what is timed now is what nobody asked for."""
-    return bool(_unasked)
+    return any(not one.is_asked for one in list(_timed))
+
+
+@atexit.register
+def _stop_all() -> None:
+    """A thread that Python ends while it computes takes the process with it: C++ calls that an error."""
+    _is_ending.set()
+    for task in list(_timed):
+        task.cancel()
+    until_s = time.monotonic() + LIMIT_S
+    while _timed and time.monotonic() < until_s:
+        time.sleep(0.002)
 
 
 def until(is_over: Callable[[], bool]) -> None:
