@@ -28,7 +28,7 @@ from tracefuse.findings.library_calls import inside_attention
 from tracefuse.measure.op_times import modelled
 from tracefuse.optimizers.costs.cost import packet_name
 from tracefuse.optimizers.ops import does_work
-from tracefuse.optimizers.trace import line_of
+from tracefuse.optimizers.trace import human_bytes, line_of
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 64, 8
 SCORES = 4 * BATCH * HEADS * LENGTH * LENGTH
@@ -365,6 +365,14 @@ def test_only_a_mask_is_asked_whether_it_is_the_lower_triangle() -> None:
     assert question not in fix_of(biased)
     assert question in fix_of(filled)
     assert question in fix_of(added)
+
+
+def test_a_fix_says_how_many_bytes_go_through_memory_without_it() -> None:
+    """The scores of one layer, which the call keeps on chip."""
+    (finding,) = attention_in_single_ops(case(captured(plain)))
+    size = human_bytes(BATCH * HEADS * LENGTH * LENGTH * 4)
+    assert finding.fix.endswith(f"in one kernel that keeps the scores, {size} each, on chip")
+    assert dict(finding.evidence)["scores"].endswith(f", {size} each")
 
 
 def test_what_is_pasted_is_the_statement_and_nothing_where_the_fix_is_words() -> None:
