@@ -90,9 +90,10 @@ def trained(found: Data, source: str) -> str:
 
 
 def _gigabytes(row: Data, of: str, *columns: str) -> str:
-    """What each of `columns` adds to memory in a process of its own."""
-    alone = [row["columns"][column].get("alone") for column in columns]
-    return ", ".join(f"{one[of] / 1e9:.2f}" if one else "not measured" for one in alone)
+    """What each of `columns` adds to memory: in processes of their own where all were measured so, else beside the others."""
+    found = [row["columns"][column] for column in columns]
+    is_alone = all("alone" in one for one in found)
+    return ", ".join(f"{(one['alone'] if is_alone else one)[of] / 1e9:.2f}" for one in found)
 
 
 @said("convolutions.py", "convolutions")
