@@ -285,13 +285,14 @@ class Keeping(Boarding):
     def _is_idle(self, is_stale: Callable[[], bool], is_hurried: bool = True) -> bool:
         """Wait until no cell runs and no task is at work; False once something else is shown. What `is_hurried`, since a click
         may wait for it, comes before what is measured though nobody asked."""
-        while not is_stale() and (self._is_busy() or not (is_hurried or self._is_quiet())):
+        while not is_stale() and (self._is_busy() or not (is_hurried or self._is_quiet)):
             time.sleep(POLL_S)
         return not is_stale()
 
     def _is_busy(self) -> bool:
         return cells.is_running or self._task.is_running or (is_timed_elsewhere() and not is_unasked_timed())
 
+    @property
     def _is_quiet(self) -> bool:
-        """Whether nobody times anything, asked or not."""
-        return not is_timed_elsewhere()
+        """Whether nothing is measured, or about to be, asked or not."""
+        return not (self._is_at_work or is_timed_elsewhere())

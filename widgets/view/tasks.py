@@ -1,8 +1,8 @@
 """Work that a view asks for and that takes seconds runs in a thread of its own, so that the kernel goes on reading messages.
 
 What is timed runs alone in the process. Explorers take turns, and the user's cells come first: while one runs nothing is
-timed, and one that starts stops what is being timed at the next round. Two programs at once would be the time of neither,
-and replays set the random generators that the user's program draws from.
+timed, and one that starts stops what is being timed, on a CPU within an operator's time, on a GPU at the next round. Two
+programs at once would be the time of neither, and replays set the random generators that the user's program draws from.
 """
 
 from __future__ import annotations
