@@ -59,7 +59,7 @@ from tracefuse.widgets.payload.facts import (
     unused_record,
     update_peak,
 )
-from tracefuse.widgets.payload.findings import finding_records
+from tracefuse.widgets.payload.findings import finding_records, widest
 from tracefuse.widgets.payload.kernels import (
     Resources,
     aten_records,
@@ -80,7 +80,6 @@ from tracefuse.widgets.payload.timing import (
     timing_record,
 )
 from tracefuse.widgets.payload.values import half, values
-from tracefuse.widgets.payload.wide import widest
 from tracefuse.widgets.payload.without import without_record
 
 VERSION = 2

@@ -23,7 +23,7 @@ from tracefuse.tables.layers import Layers
 from tracefuse.tables.slowest import Slowest
 from tracefuse.text import share_text, time_text
 from tracefuse.widgets.payload.clock import DEFAULT, Clock
-from tracefuse.widgets.payload.wide import Wide
+from tracefuse.widgets.payload.findings import Wide
 
 MOST_ACTIONS = 3
 MOST_BRIEF = 32

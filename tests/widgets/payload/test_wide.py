@@ -18,8 +18,8 @@ from tracefuse.optimizers.trace import line_of, origin
 from tracefuse.tables.slowest import Slowest
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.clock import Clock
+from tracefuse.widgets.payload.findings import UNALIGNED, Wide, widest
 from tracefuse.widgets.payload.program import payload
-from tracefuse.widgets.payload.wide import ID, Wide, widest
 
 SLOW = Slowest("h.*.mlp", ("h.0.mlp", "h.1.mlp"), 40.0, 100.0, "gpt.py:18  x", 40.0)
 
@@ -75,7 +75,7 @@ def found(slow: Slowest | None = SLOW, module: str = "head", us: float = 1.0, **
     whole = variant().baseline.whole
     node = next(one for one in variant().baseline.trace.ops if origin(one).module == module and does_work(one))
     plain = {
-        "id": ID,
+        "id": UNALIGNED,
         "evidence": (("dimension", "61"),),
         "worth": "1 ms of 9 ms a step",
         "mended_by": (),
