@@ -6,7 +6,7 @@ import copy
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,31 +18,10 @@ from tracefuse.backend import tracefuse as backend
 from tracefuse.build.across_sizes import AcrossSizes
 from tracefuse.compiled_graphs import CompiledGraph
 from tracefuse.demo import GPT, batch
-from tracefuse.dynamo import halves, other_sizes, sizes
+from tracefuse.dynamo import halves, other_sizes
 from tracefuse.execution.export import functions_source
 from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.variant import Variant
-
-
-@pytest.fixture(autouse=True)
-def _dynamo_starts_anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One item for each size that is traced from now on."""
-    found: list[int] = []
-    compiled = sizes.BySize._compiled
-
-    def noted(self: sizes.BySize, arguments: Any) -> Any:
-        found.append(1)
-        return compiled(self, arguments)
-
-    monkeypatch.setattr(sizes.BySize, "_compiled", noted)
-    return found
 
 
 def gpt(**changes: Any) -> GPT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,28 +18,6 @@ from torch import Tensor, nn
 from tracefuse.backend import tracefuse as backend
 from tracefuse.build import kernels as building
 from tracefuse.demo import GPT, batch
-from tracefuse.dynamo import sizes
-
-
-@pytest.fixture(autouse=True)
-def _dynamo_starts_anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One item for each size that is traced from now on."""
-    found: list[int] = []
-    compiled = sizes.BySize._compiled
-
-    def noted(self: sizes.BySize, arguments: Any) -> Any:
-        found.append(1)
-        return compiled(self, arguments)
-
-    monkeypatch.setattr(sizes.BySize, "_compiled", noted)
-    return found
 
 
 def gpt(**changes: Any) -> GPT:
