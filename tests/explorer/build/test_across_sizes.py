@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +24,7 @@ from tracefuse.build.modules import HOPPER, _ptxas_report, kept_in, load, machin
 from tracefuse.build.worker import warm
 from tracefuse.optimizers.fuse.timed import TimedKernel
 from tracefuse.optimizers.kernels.kernel import Kernel
+from tracefuse.optimizers.kernels.text import jitted_source
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")
 LENGTHS = tuple(range(64, 257, 8)) + tuple(range(65, 257, 8))
@@ -95,6 +98,45 @@ def test_after_preload_a_launch_of_any_size_of_that_kind_looks_nowhere(gpu: Path
     assert (other.jitted, other.launches[0].numbers) == (one.jitted, (142, 71, 71, 71))
     assert launch_path(other, jitted) == []
     assert not gpu.exists()
+
+
+class Passed(ast.NodeTransformer):
+    """Puts the numbers that a launch hands over in their places, and multiplies what is a product of numbers."""
+
+    def __init__(self, numbers: dict[str, int]) -> None:
+        self.numbers = numbers
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self.numbers[node.id]) if node.id in self.numbers else node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        sides = node.left, node.right
+        if isinstance(node.op, ast.Mult) and all(isinstance(one, ast.Constant) for one in sides):
+            return ast.Constant(node.left.value * node.right.value)  # type: ignore[attr-defined]
+        return node
+
+
+def body_of(text: str, name: str, numbers: Sequence[int] = ()) -> list[str]:
+    """The statements of a function that is handed `numbers`."""
+    functions = [one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
+    (function,) = (one for one in functions if one.name == name)
+    taken = [one.arg for one in function.args.args if re.fullmatch(r"n\d+", one.arg)]
+    passed = Passed(dict(zip(taken, numbers, strict=True)))
+    return [ast.unparse(passed.visit(one)) for one in function.body]
+
+
+def test_what_runs_has_the_numbers_of_its_own_text_whatever_divides_them() -> None:
+    across, compared = AcrossSizes(), 0
+    for length in range(65, 129):
+        kernel = softmax_of(length)
+        for one in across.with_numbers([kernel], {}).values():
+            (of,) = one.launches
+            assert body_of(one.jitted, one.names[of.function], of.numbers) == body_of(
+                jitted_source(kernel), of.function
+            )
+            compared += 1
+    assert compared > 56  # the others are the first with their skeletons
 
 
 @pytest.mark.parametrize(("first", "length"), [(70, 100), (80, 112), (70, 127)])
