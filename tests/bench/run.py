@@ -107,6 +107,7 @@ ELSEWHERE = {
     "trust/op_db.py": "takes hours: by hand, in shards",
     "pages/op_db_table.py": "the table of its results",
     "pages/models_table.py": "the table of the results of models.py",
+    "overhead/clicks.py": "needs a browser and nothing beside it: by hand",
     "overhead/first_view.py": "installs into a fresh environment: by hand",
     "trust/record_timelines.py": "writes the recordings that tests read",
     "pages/pictures.py": "draws README's pictures from a page of view.py",

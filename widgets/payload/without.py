@@ -29,9 +29,9 @@ def foreseen(variant: Variant) -> list[Config]:
 
 
 def reweighed(config: Config) -> list[Config]:
-    """The configurations that the choice of `remat`'s input weight (js/passes/options.js) leads to from `config`; none while
-    `remat` is off."""
-    return [config.changed(remat=weight) for weight in WEIGHTS if config.remat not in (None, weight)]
+    """The configurations that the choice of `remat`'s input weight (js/passes/options.js) leads to from `config`, the least
+    first; none while `remat` is off."""
+    return [config.changed(remat=weight) for weight in sorted(WEIGHTS) if config.remat not in (None, weight)]
 
 
 def without_record(name: str, variant: Variant, clock: Clock) -> dict[str, Any] | None:

@@ -5,8 +5,10 @@ A switch is answered by its numbers first, then by all that there is to say: see
 
 What a switch changes is told by the step without that pass. Its passes run right after the view is shown, while no cell runs
 and nothing is measured, and are at hand when the switch is used; so is what the view says of its traces, which is worked out
-once for each trace and takes longer than what it says of them together. The other input weights of `remat` follow. A switch
-that is used meanwhile does not wait for the others: they stop behind the pass that runs, and go on behind the answer.
+once for each trace and takes longer than what it says of them together. What a click would wait for longest comes first: the
+least input weight of `remat`, with which layers that are alike get kernels that differ, then the switches in the order of the
+passes, since all behind a switch run anew; its other weights follow. A switch that is used meanwhile does not wait for the
+others: they stop behind the pass that runs, and go on behind the answer.
 
 The still form becomes the view itself once the kernel has time to make it. A page of the shown configuration is made as soon
 as nothing was asked for a while, then one with its neighbours, configuration by configuration, and only while no cell runs and
@@ -212,17 +214,17 @@ class Keeping(Boarding):
     def _foresee(self, is_stale: Callable[[], bool]) -> None:
         """Tell what each switch changes, then work out what the view says of it once it is used."""
         shown = self.variant
-        configs = foreseen(shown)
-        unknown = [config for config in configs if shown.capture.made(config) is None]
+        switches, weights = foreseen(shown), reweighed(shown.config)
+        unknown = [config for config in switches if shown.capture.made(config) is None]
+        if not self._run_passes(shown, [*weights[:1], *switches], is_stale):
+            return
         if unknown:
-            if not self._run_passes(shown, unknown, is_stale):
-                return
             with self._lock:
                 if is_stale():
                     return
                 self.payload = self.held(shown)
-        configs = [*configs, *reweighed(shown.config)]
-        if not self._run_passes(shown, configs, is_stale):  # what a click would wait for longest
+        configs = [*weights[:1], *switches, *weights[1:]]
+        if not self._run_passes(shown, configs, is_stale):
             return
 
         def work_out(variant: Variant) -> None:

@@ -1,5 +1,5 @@
 """The figures of the pipeline: what passes and the payload take of a processor, how that grows, and what a click takes until
-its numbers are there."""
+its numbers are there, of a processor and in JupyterLab."""
 
 from __future__ import annotations
 
@@ -40,4 +40,22 @@ def _range(seconds: list[float]) -> str:
     return f"{min(seconds):.2f} to {max(seconds):.2f}" if seconds else ""
 
 
-BLOCKS: dict[str, Callable[[Results], str]] = {"pipeline": pipeline}
+@said("clicks.py", "clicks")
+def clicks(found: Data, source: str) -> str:
+    """Milliseconds of each first click in JupyterLab, so long behind the view, and of the one that follows it."""
+    names = list(found["rows"][0]["clicks"])
+    rows = [
+        [f"{one['layers']} layers, {one['behind_s']:g} s", *(_two(one["clicks"][name]) for name in names)]
+        for one in found["rows"]
+    ]
+    low, high = found["load"]
+    ending = f"At a load of {low:.0f} to {high:.0f} ({source})."
+    missed = f" Missed: {'; '.join(found['missed'])}." if found["missed"] else ""
+    return f"{table(('ms of the clock, behind the view', *names), rows)}\n\n{ending}{missed}"
+
+
+def _two(click: Data) -> str:
+    return f"{click['first_ms']:.0f} ({click['second_ms']:.0f})"
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {"pipeline": pipeline, "clicks": clicks}

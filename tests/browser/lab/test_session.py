@@ -114,11 +114,16 @@ def test_python_and_the_views_of_a_notebook_go_their_own_ways(
 
 
 def test_a_kernel_that_was_started_anew_is_said_and_what_was_known_stays(opened: Page) -> None:
+    """Also while it measured: of that nothing goes on, and there is nothing to cancel."""
+    measuring = opened.get_by_test_id("tf-root").first
+    measuring.get_by_test_id("tf-measure").click()
+    expect(measuring.get_by_test_id("tf-cancel")).to_be_visible()
     opened.evaluate(RESTART)
     for at in (0, 1):
         view = opened.get_by_test_id("tf-root").nth(at)
         expect(view.get_by_test_id("tf-closed")).to_contain_text("Run the cell again")
         expect(view.get_by_test_id("tf-verdict")).to_be_visible()
+        expect(view.get_by_test_id("tf-cancel")).to_be_hidden()
 
 
 def test_a_notebook_that_is_opened_again_keeps_the_still_form(opened: Page) -> None:

@@ -13,6 +13,7 @@ import pytest
 from traces import captured_step
 
 import tracefuse
+from tracefuse.config.configuration import Config
 from tracefuse.config.names import PASSES
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.optimizers.passes import Decision
@@ -161,6 +162,25 @@ def test_the_passes_of_every_switch_run_before_the_payloads_of_any(
     assert all(known)
 
 
+def test_what_a_click_would_wait_for_longest_is_foreseen_first(shown: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An input weight of 0, then the switches in the order of the passes."""
+    explorer, ran = Explorer(shown), list[Config]()
+    run_ahead = Variant.run_ahead
+
+    def noted(variant: Variant, is_stale: Callable[[], bool]) -> bool:
+        if variant.update is not None:  # the step, not its update
+            ran.append(variant.config)
+        return run_ahead(variant, is_stale)
+
+    monkeypatch.setattr(Variant, "run_ahead", noted)
+    explorer._foresee(lambda: False)
+    first, *others = dict.fromkeys(ran)
+    switched = [shown.config.switched(name) for name in PASSES]
+    assert first == shown.config.changed(remat=0.0)
+    assert [one for one in others if one in switched] == [one for one in switched if one in others]
+    assert others[-1] == shown.config.changed(remat=1.0)
+
+
 def test_what_is_foreseen_stops_behind_the_pass_that_runs(shown: Variant) -> None:
     known, asked = shown.capture.known_records, list[int]()
     assert shown.passes
@@ -233,8 +253,8 @@ def test_two_threads_run_a_pass_once(shown: Variant) -> None:
 
 
 def test_the_input_weights_are_those_that_the_view_offers(shown: Variant) -> None:
-    assert [c.remat for c in reweighed(shown.config)] == [1.0, 0.0]
-    assert [c.remat for c in reweighed(shown.config.changed(remat=0.25))] == [1.0, 0.5, 0.0]
+    assert [c.remat for c in reweighed(shown.config)] == [0.0, 1.0]
+    assert [c.remat for c in reweighed(shown.config.changed(remat=0.25))] == [0.0, 0.5, 1.0]
     assert reweighed(shown.config.changed(remat=None)) == []
 
 

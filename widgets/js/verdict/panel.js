@@ -74,7 +74,7 @@ export class VerdictBar {
 
   /** @param {Payload} payload @param {Status} status @param {boolean} live */
   drawActions({ timing, blocked, baseline }, status, live) {
-    const isRunning = status.progress !== null;
+    const isRunning = live && status.progress !== null;
     const reason = !live ? NEEDS_KERNEL : blocked;
     this.measure.textContent = timing ? "Measure again" : "Measure";
     this.measure.classList.toggle("tf-primary", !timing || timing.stale);
