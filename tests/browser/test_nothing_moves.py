@@ -6,13 +6,13 @@ is a control: the head, the passes with their options, the tabs, the search, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 import tracefuse
 from tests.browser.contrast import CONTRAST, CUT, TABS
@@ -41,11 +41,18 @@ STATES: dict[str, tuple[int, dict[str, Any]]] = {
     "refused": (0, IDLE | {"error": {"panel": "passes", "at": "freeze", "message": "no parameter matches 'x': " * 5}}),
     "writing": (0, IDLE | {"busy": "take"}),
 }
+# Every state at a width and every width in several, the first state at all of them: that all states have their controls at
+# the same places is seen at each width.
+IN_TURN = [
+    *(("captured", width) for width in WIDTHS),
+    *((state, WIDTHS[at % len(WIDTHS)]) for at, state in enumerate(STATES) if state != "captured"),
+]
 HARNESS = """() => {
     const controls = "button, input, select, summary, [role=tab]";
     const fixed = ".tf-verdict, .tf-side, .tf-bar-top, .tf-toolbar, .tf-timeline-bar, .tf-board-bar";
     const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
     const root = () => document.querySelector("[data-testid=tf-root]");
+    const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
     const nameOf = (one) => one.dataset.testid ?? `${one.tagName} ${one.getAttribute("aria-label") ?? one.textContent}`;
     const all = () => [...root().querySelectorAll(`:is(${fixed}) :is(${controls})`)].filter((one) => one.checkVisibility());
     const places = () => {
@@ -73,11 +80,18 @@ HARNESS = """() => {
         const by = was ? Math.max(Math.abs(x - was[0]), Math.abs(y - was[1])) : 0;
         return by > 2 ? [`${name} by ${by.toFixed(1)} px`] : [];
     });
+    // What is as it should be is not drawn anew.
     window.reset = async (number, status, tab) => {
-        root().querySelector(`[data-testid=tf-tab-${tab}]`).click();
-        root().querySelectorAll("details[open]").forEach((one) => { one.open = false; });
-        window.set("status", status);
-        window.show(number);
+        const opens = root().querySelector(`[data-testid=tf-tab-${tab}]`);
+        const unfolded = root().querySelectorAll("details[open]");
+        const isAnswered = root().dataset.busy === status.busy && same(state.status, status);
+        const isShown = state.payload === payloadsOf()[number] && isAnswered;
+        if (isShown && opens.ariaSelected === "true" && unfolded.length === 0) return;
+        unfolded.forEach((one) => { one.open = false; });
+        if (!same(state.status, status)) window.set("status", status);
+        if (!isShown) window.show(number);
+        const tabNow = root().querySelector(`[data-testid=tf-tab-${tab}]`);
+        if (tabNow.ariaSelected !== "true") tabNow.click();
         await frame();
     };
     window.useAll = async (number, status, tab, inPanel) => {
@@ -100,15 +114,19 @@ HARNESS = """() => {
     // What stands in a panel itself: chips, rows, headings that sort, sources that unfold; `most` of them, from end to end.
     const inPanel = `.tf-tab-body :is(${controls}, [role=row], [data-value], canvas):not(:disabled, [aria-disabled=true])`;
     const inside = () => [...root().querySelectorAll(inPanel)].filter((one) => one.checkVisibility() && !one.closest(fixed));
-    window.useInside = async (number, status, tab, most) => {
+    window.useInside = async (number, status, tab, most, from) => {
         const problems = [];
-        await window.reset(number, status, tab);
-        const count = inside().length;
-        const step = Math.max(1, Math.floor(count / most));
-        for (let at = 0; at < count; at += step) {
+        const start = async () => {
             await window.reset(number, status, tab);
+            if (state.selected === "") return;
             window.set("selected", "");
             await frame();
+        };
+        await start();
+        const count = inside().length;
+        const step = Math.max(1, Math.floor(count / most));
+        for (let at = Math.floor(from * step); at < count; at += step) {
+            await start();
             const before = places();
             const one = inside()[at];
             if (!one) continue;
@@ -190,21 +208,37 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def opened(browser: Browser, written: Path) -> Iterator[tuple[Page, list[str]]]:
+    """One page for all, in which the view is made anew for each test, and what it reports as errors."""
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(written.as_uri())
+    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    yield page, errors
+    page.close()
+
+
 @pytest.fixture
-def live(open_saved: Callable[[Path], Page], written: Path, go_live: Callable[[Page], None]) -> Page:
-    page = open_saved(written)
+def live(opened: tuple[Page, list[str]], go_live: Callable[[Page], None]) -> Iterator[Page]:
+    page, errors = opened
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.emulate_media(color_scheme="light")
     go_live(page)
     page.evaluate(HARNESS)
     page.evaluate(ANSWER)
-    return page
+    yield page
+    page.evaluate("() => 0")  # what it reported so far arrives before the answer
+    assert errors == []
 
 
 # --- nothing moves ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("state", STATES)
-def test_no_control_moves_another(live: Page, width: int, state: str) -> None:
+@pytest.mark.parametrize(("state", "width"), IN_TURN)
+def test_no_control_moves_another(live: Page, state: str, width: int) -> None:
     live.set_viewport_size({"width": width, "height": 768})
     number, status = STATES[state]
     count, problems = live.evaluate("given => useAll(...given)", [number, status, "trace", False])
@@ -222,11 +256,12 @@ def test_no_panels_bar_moves_another_control(live: Page, tab: str) -> None:
 
 @pytest.mark.parametrize("tab", TABS)
 def test_nothing_in_a_panel_moves_a_control(live: Page, tab: str) -> None:
-    """In each state that a panel may be in; what unfolds in it scrolls in it."""
+    """In each state that a panel may be in, and in each of them others of what stands there; what unfolds scrolls in it."""
     live.set_viewport_size({"width": 1024, "height": 768})
-    for state in ("captured", "measured", "pinned", "all off"):
+    states = ("captured", "measured", "pinned", "all off")
+    for at, state in enumerate(states):
         number, status = STATES[state]
-        count, problems = live.evaluate("given => useInside(...given)", [number, status, tab, 8])
+        count, problems = live.evaluate("given => useInside(...given)", [number, status, tab, 4, at / len(states)])
         assert count > 0 or tab in ("timing", "notes", "findings", "memory")
         assert problems == [], state
 
