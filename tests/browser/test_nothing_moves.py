@@ -80,18 +80,27 @@ HARNESS = """() => {
         const by = was ? Math.max(Math.abs(x - was[0]), Math.abs(y - was[1])) : 0;
         return by > 2 ? [`${name} by ${by.toFixed(1)} px`] : [];
     });
-    // What is as it should be is not drawn anew.
+    // What moved while what was asked for was on its way, and what had moved once it was there.
+    const used = async (one, name, before) => {
+        window.asked = [];
+        use(one);
+        const early = asked.length ? moved(before, places()).map((text) => `${name}, while it waits, moves ${text}`) : [];
+        asked.forEach((answer) => answer());
+        window.asked = null;
+        await frame();
+        return [...early, ...moved(before, places()).map((text) => `${name} moves ${text}`)];
+    };
+    // Only what is not as it should be is drawn anew.
     window.reset = async (number, status, tab) => {
-        const opens = root().querySelector(`[data-testid=tf-tab-${tab}]`);
+        const opens = () => root().querySelector(`[data-testid=tf-tab-${tab}]`);
+        const isShown = () => state.payload === payloadsOf()[number] && root().dataset.busy === status.busy;
         const unfolded = root().querySelectorAll("details[open]");
-        const isAnswered = root().dataset.busy === status.busy && same(state.status, status);
-        const isShown = state.payload === payloadsOf()[number] && isAnswered;
-        if (isShown && opens.ariaSelected === "true" && unfolded.length === 0) return;
+        const isStatus = same(state.status, status);
+        if (isStatus && isShown() && opens().ariaSelected === "true" && unfolded.length === 0) return;
         unfolded.forEach((one) => { one.open = false; });
-        if (!same(state.status, status)) window.set("status", status);
-        if (!isShown) window.show(number);
-        const tabNow = root().querySelector(`[data-testid=tf-tab-${tab}]`);
-        if (tabNow.ariaSelected !== "true") tabNow.click();
+        if (!isStatus) window.set("status", status);
+        if (!isShown()) window.show(number);
+        if (opens().ariaSelected !== "true") opens().click();
         await frame();
     };
     window.useAll = async (number, status, tab, inPanel) => {
@@ -105,9 +114,7 @@ HARNESS = """() => {
             problems.push(...moved(first, before).map((text) => `coming back after ${name}: ${text}`));
             const one = all().find((other) => nameOf(other) === name);
             if (!one) continue;
-            use(one);
-            await frame();
-            problems.push(...moved(before, places()).map((text) => `${name} moves ${text}`));
+            problems.push(...await used(one, name, before));
         }
         return [new Set(wanted).size, [...new Set(problems)]];
     };
@@ -132,9 +139,7 @@ HARNESS = """() => {
             if (!one) continue;
             const name = nameOf(one).slice(0, 60);
             one.focus?.({ preventScroll: true });
-            use(one);
-            await frame();
-            problems.push(...moved(before, places()).map((text) => `${name} moves ${text}`));
+            problems.push(...await used(one, name, before));
             const focus = document.activeElement;
             if (!root().contains(focus) && focus !== document.body) problems.push(`${name} takes the keyboard out`);
             if (document.documentElement.scrollWidth > innerWidth) problems.push(`${name} makes the page scroll`);
@@ -142,16 +147,25 @@ HARNESS = """() => {
         return [count, [...new Set(problems)]];
     };
 }"""
-# A kernel of the page's own: it answers with the payloads that there are.
+# A kernel of the page's own: it answers with the payloads that there are, at once or, where something holds what is `asked`
+# back, when that is called.
 ANSWER = """() => {
     const same = (one, other) => Object.keys(one).every((name) => JSON.stringify(one[name]) === JSON.stringify(other[name]));
-    window.sent = { push(message) {
-        if (message.type !== "configure") return;
-        const wanted = { ...state.payload.config, ...message.changes };
+    window.asked = null;
+    const configure = ({ changes }) => {
+        const wanted = { ...state.payload.config, ...changes };
         const at = payloadsOf().findIndex((one) => same(one.config, wanted));
         if (at >= 0) window.show(at);
         else window.set("status", { busy: "", progress: null, text: "",
-            error: { panel: "passes", at: Object.keys(message.changes)[0], message: "this is not held ".repeat(8) } });
+            error: { panel: "passes", at: Object.keys(changes)[0], message: "this is not held ".repeat(8) } });
+    };
+    window.sent = { push(message) {
+        const answer = () => {
+            if (message.type === "configure") configure(message);
+            window.received({ type: "answered", to: message });
+        };
+        if (window.asked) window.asked.push(answer);
+        else answer();
     } };
 }"""
 PLACED = (
