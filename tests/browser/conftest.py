@@ -19,17 +19,22 @@ if TYPE_CHECKING or HAS_PLAYWRIGHT:
     # Patience for a machine that also runs other tests; nothing here waits when the view is quick.
     expect.set_options(timeout=120_000)
 
-# The view of a saved page once more, with a model that keeps what is sent: `sent`, `set(trait, value)`, `show(number)`.
-LIVE = """async () => {
-    const text = document.getElementById("module").textContent;
-    const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-    const view = await import(url);
-    const listeners = {};
+# The module of a saved page's view, read once for all views that are made of it there.
+MODULE = """
+    const read = () => new Blob([document.getElementById("module").textContent], { type: "text/javascript" });
+    window.viewModule ??= await import(URL.createObjectURL(read()));
+    const view = window.viewModule;
     const host = document.getElementById("view");
-    let payloads, board;
     const held = document.getElementById("held").textContent;
-    const keep = ({ model }) => { payloads = model.payloads; board = model.get("board"); };
-    await view.mountPage(keep, held, host);
+"""
+# The view of a saved page once more, with a model that keeps what is sent: `sent`, `set(trait, value)`, `show(number)`.
+LIVE = (
+    f"async () => {{ {MODULE}"
+    + """
+    const listeners = {};
+    const keep = ({ model }) => { window.kept = { payloads: model.payloads, board: model.get("board") }; };
+    if (!window.kept) await view.mountPage(keep, held, host);
+    const { payloads, board } = window.kept;
     const idle = { busy: "", progress: null, text: "", error: null };
     const quiet = { selected: "", status: idle, timeline: null, step: null, tab: "" };
     window.state = { ...quiet, payload: payloads[0], live: true, board };
@@ -45,14 +50,15 @@ LIVE = """async () => {
     host.replaceChildren();
     view.default.render({ model, el: host });
 }"""
-REOPEN = """async () => {
-    const url = URL.createObjectURL(new Blob([document.getElementById("module").textContent], { type: "text/javascript" }));
-    const view = await import(url);
-    const host = document.getElementById("view");
+)
+REOPEN = (
+    f"async () => {{ {MODULE}"
+    + """
     host.replaceChildren();
     history.replaceState(null, "", location.pathname);
-    await view.mountPage(view.default.render, document.getElementById("held").textContent, host);
+    await view.mountPage(view.default.render, held, host);
 }"""
+)
 RUN_CELL = """async (source) => {
     const { session } = window.jupyterapp.shell.currentWidget.sessionContext;
     const done = session.kernel.requestExecute({ code: source });

@@ -91,7 +91,7 @@ def test_tab_reaches_every_control(page: Page, tab: str) -> None:
 def test_no_panel_sticks_out_at_any_width(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     for tab in TABS:
-        open_tab(page, tab)
+        page.get_by_test_id(f"tf-tab-{tab}").dispatch_event("click")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), tab
 
 

@@ -6,13 +6,13 @@ is a control: the head, the passes with their options, the tabs, the search, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 import tracefuse
 from tests.browser.contrast import CONTRAST, CUT, TABS
@@ -41,11 +41,18 @@ STATES: dict[str, tuple[int, dict[str, Any]]] = {
     "refused": (0, IDLE | {"error": {"panel": "passes", "at": "freeze", "message": "no parameter matches 'x': " * 5}}),
     "writing": (0, IDLE | {"busy": "take"}),
 }
+# Every state at a width and every width in several, the first state at all of them: that all states have their controls at
+# the same places is seen at each width.
+IN_TURN = [
+    *(("captured", width) for width in WIDTHS),
+    *((state, WIDTHS[at % len(WIDTHS)]) for at, state in enumerate(STATES) if state != "captured"),
+]
 HARNESS = """() => {
     const controls = "button, input, select, summary, [role=tab]";
     const fixed = ".tf-verdict, .tf-side, .tf-bar-top, .tf-toolbar, .tf-timeline-bar, .tf-board-bar";
     const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
     const root = () => document.querySelector("[data-testid=tf-root]");
+    const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
     const nameOf = (one) => one.dataset.testid ?? `${one.tagName} ${one.getAttribute("aria-label") ?? one.textContent}`;
     const all = () => [...root().querySelectorAll(`:is(${fixed}) :is(${controls})`)].filter((one) => one.checkVisibility());
     const places = () => {
@@ -73,11 +80,27 @@ HARNESS = """() => {
         const by = was ? Math.max(Math.abs(x - was[0]), Math.abs(y - was[1])) : 0;
         return by > 2 ? [`${name} by ${by.toFixed(1)} px`] : [];
     });
+    // What moved while what was asked for was on its way, and what had moved once it was there.
+    const used = async (one, name, before) => {
+        window.asked = [];
+        use(one);
+        const early = asked.length ? moved(before, places()).map((text) => `${name}, while it waits, moves ${text}`) : [];
+        asked.forEach((answer) => answer());
+        window.asked = null;
+        await frame();
+        return [...early, ...moved(before, places()).map((text) => `${name} moves ${text}`)];
+    };
+    // Only what is not as it should be is drawn anew.
     window.reset = async (number, status, tab) => {
-        root().querySelector(`[data-testid=tf-tab-${tab}]`).click();
-        root().querySelectorAll("details[open]").forEach((one) => { one.open = false; });
-        window.set("status", status);
-        window.show(number);
+        const opens = () => root().querySelector(`[data-testid=tf-tab-${tab}]`);
+        const isShown = () => state.payload === payloadsOf()[number] && root().dataset.busy === status.busy;
+        const unfolded = root().querySelectorAll("details[open]");
+        const isStatus = same(state.status, status);
+        if (isStatus && isShown() && opens().ariaSelected === "true" && unfolded.length === 0) return;
+        unfolded.forEach((one) => { one.open = false; });
+        if (!isStatus) window.set("status", status);
+        if (!isShown()) window.show(number);
+        if (opens().ariaSelected !== "true") opens().click();
         await frame();
     };
     window.useAll = async (number, status, tab, inPanel) => {
@@ -91,32 +114,32 @@ HARNESS = """() => {
             problems.push(...moved(first, before).map((text) => `coming back after ${name}: ${text}`));
             const one = all().find((other) => nameOf(other) === name);
             if (!one) continue;
-            use(one);
-            await frame();
-            problems.push(...moved(before, places()).map((text) => `${name} moves ${text}`));
+            problems.push(...await used(one, name, before));
         }
         return [new Set(wanted).size, [...new Set(problems)]];
     };
     // What stands in a panel itself: chips, rows, headings that sort, sources that unfold; `most` of them, from end to end.
     const inPanel = `.tf-tab-body :is(${controls}, [role=row], [data-value], canvas):not(:disabled, [aria-disabled=true])`;
     const inside = () => [...root().querySelectorAll(inPanel)].filter((one) => one.checkVisibility() && !one.closest(fixed));
-    window.useInside = async (number, status, tab, most) => {
+    window.useInside = async (number, status, tab, most, from) => {
         const problems = [];
-        await window.reset(number, status, tab);
-        const count = inside().length;
-        const step = Math.max(1, Math.floor(count / most));
-        for (let at = 0; at < count; at += step) {
+        const start = async () => {
             await window.reset(number, status, tab);
+            if (state.selected === "") return;
             window.set("selected", "");
             await frame();
+        };
+        await start();
+        const count = inside().length;
+        const step = Math.max(1, Math.floor(count / most));
+        for (let at = Math.floor(from * step); at < count; at += step) {
+            await start();
             const before = places();
             const one = inside()[at];
             if (!one) continue;
             const name = nameOf(one).slice(0, 60);
             one.focus?.({ preventScroll: true });
-            use(one);
-            await frame();
-            problems.push(...moved(before, places()).map((text) => `${name} moves ${text}`));
+            problems.push(...await used(one, name, before));
             const focus = document.activeElement;
             if (!root().contains(focus) && focus !== document.body) problems.push(`${name} takes the keyboard out`);
             if (document.documentElement.scrollWidth > innerWidth) problems.push(`${name} makes the page scroll`);
@@ -124,16 +147,25 @@ HARNESS = """() => {
         return [count, [...new Set(problems)]];
     };
 }"""
-# A kernel of the page's own: it answers with the payloads that there are.
+# A kernel of the page's own: it answers with the payloads that there are, at once or, where something holds what is `asked`
+# back, when that is called.
 ANSWER = """() => {
     const same = (one, other) => Object.keys(one).every((name) => JSON.stringify(one[name]) === JSON.stringify(other[name]));
-    window.sent = { push(message) {
-        if (message.type !== "configure") return;
-        const wanted = { ...state.payload.config, ...message.changes };
+    window.asked = null;
+    const configure = ({ changes }) => {
+        const wanted = { ...state.payload.config, ...changes };
         const at = payloadsOf().findIndex((one) => same(one.config, wanted));
         if (at >= 0) window.show(at);
         else window.set("status", { busy: "", progress: null, text: "",
-            error: { panel: "passes", at: Object.keys(message.changes)[0], message: "this is not held ".repeat(8) } });
+            error: { panel: "passes", at: Object.keys(changes)[0], message: "this is not held ".repeat(8) } });
+    };
+    window.sent = { push(message) {
+        const answer = () => {
+            if (message.type === "configure") configure(message);
+            window.received({ type: "answered", to: message });
+        };
+        if (window.asked) window.asked.push(answer);
+        else answer();
     } };
 }"""
 PLACED = (
@@ -190,21 +222,37 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def opened(browser: Browser, written: Path) -> Iterator[tuple[Page, list[str]]]:
+    """One page for all, in which the view is made anew for each test, and what it reports as errors."""
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(written.as_uri())
+    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    yield page, errors
+    page.close()
+
+
 @pytest.fixture
-def live(open_saved: Callable[[Path], Page], written: Path, go_live: Callable[[Page], None]) -> Page:
-    page = open_saved(written)
+def live(opened: tuple[Page, list[str]], go_live: Callable[[Page], None]) -> Iterator[Page]:
+    page, errors = opened
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.emulate_media(color_scheme="light")
     go_live(page)
     page.evaluate(HARNESS)
     page.evaluate(ANSWER)
-    return page
+    yield page
+    page.evaluate("() => 0")  # what it reported so far arrives before the answer
+    assert errors == []
 
 
 # --- nothing moves ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("state", STATES)
-def test_no_control_moves_another(live: Page, width: int, state: str) -> None:
+@pytest.mark.parametrize(("state", "width"), IN_TURN)
+def test_no_control_moves_another(live: Page, state: str, width: int) -> None:
     live.set_viewport_size({"width": width, "height": 768})
     number, status = STATES[state]
     count, problems = live.evaluate("given => useAll(...given)", [number, status, "trace", False])
@@ -222,11 +270,12 @@ def test_no_panels_bar_moves_another_control(live: Page, tab: str) -> None:
 
 @pytest.mark.parametrize("tab", TABS)
 def test_nothing_in_a_panel_moves_a_control(live: Page, tab: str) -> None:
-    """In each state that a panel may be in; what unfolds in it scrolls in it."""
+    """In each state that a panel may be in, and in each of them others of what stands there; what unfolds scrolls in it."""
     live.set_viewport_size({"width": 1024, "height": 768})
-    for state in ("captured", "measured", "pinned", "all off"):
+    states = ("captured", "measured", "pinned", "all off")
+    for at, state in enumerate(states):
         number, status = STATES[state]
-        count, problems = live.evaluate("given => useInside(...given)", [number, status, tab, 8])
+        count, problems = live.evaluate("given => useInside(...given)", [number, status, tab, 4, at / len(states)])
         assert count > 0 or tab in ("timing", "notes", "findings", "memory")
         assert problems == [], state
 

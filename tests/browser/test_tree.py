@@ -330,17 +330,25 @@ def test_search_marks_the_tree_and_walks_the_matches(page: Page) -> None:
     expect(page.get_by_test_id("tf-hits")).to_have_count(0)
 
 
+# The op of what is selected, and those of so many matches that come next.
+OP = "() => document.querySelector('[data-testid=tf-details] .tf-wide + .tf-wide').textContent"
+STEPS = f"""(count) => [...Array(count).keys()].map(() => {{
+    document.querySelector("[data-testid=tf-search-next]").click();
+    return ({OP})();
+}})"""
+
+
 def test_what_is_called_so_is_found_first(page: Page, press: Callable[[Locator], None]) -> None:
     page.get_by_test_id("tf-search").fill("mm")
     count = page.get_by_test_id("tf-search-count")
     expect(count).to_have_attribute("title", re.compile(r"^\d+ called so, \d+ more contain it$"))
     exact = int(str(count.get_attribute("title")).split()[0])
-    ops = []
-    for _ in range(exact + 1):
+
+    def step() -> str:
         press(page.get_by_test_id("tf-search-next"))
-        ops.append(
-            page.evaluate("() => document.querySelector('[data-testid=tf-details] .tf-wide + .tf-wide').textContent")
-        )
+        return page.evaluate(OP)
+
+    ops = [step(), *page.evaluate(STEPS, exact - 1), step()]
     assert all(op.startswith("aten.mm.default") for op in ops[:-1])
     assert not ops[-1].startswith("aten.mm.default")
     press(page.get_by_test_id("tf-search-back"))

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -45,8 +46,8 @@ def held_configurations(path: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def notebook(open_notebook: Callable[..., Page], lab: Lab) -> Path:
-    """A notebook that was saved when the neighbours of what is shown were computed."""
+def living(open_notebook: Callable[..., Page], lab: Lab) -> Page:
+    """A notebook that was saved when the neighbours of what is shown were computed, and whose kernel is there."""
     page = open_notebook(SETUP, CELL)
     expect(page.get_by_test_id("tf-root")).to_have_attribute("data-ready", "1")
     path = lab.root / NAME
@@ -61,7 +62,29 @@ def notebook(open_notebook: Callable[..., Page], lab: Lab) -> Path:
     else:
         raise AssertionError("no neighbours were kept")
     assert page.locator("iframe").count() == 0  # the living view is the only one
+    return page
+
+
+@pytest.fixture(scope="module")
+def notebook(living: Page, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file, as it was saved then."""
+    path = tmp_path_factory.mktemp("kept") / NAME
+    path.write_bytes((lab.root / NAME).read_bytes())
     return path
+
+
+@pytest.fixture(scope="module")
+def html_of(notebook: Path) -> Callable[[str], Path]:
+    """`html_of(theme)` is what nbconvert makes of the file."""
+
+    @cache
+    def converted(theme: str) -> Path:
+        folder = notebook.parent / theme
+        command = [sys.executable, "-m", "nbconvert", "--to", "html", str(notebook), "--output-dir", str(folder)]
+        subprocess.run([*command, "--theme", theme], check=True, capture_output=True)
+        return (folder / notebook.name).with_suffix(".html")
+
+    return converted
 
 
 def check_view(view: FrameLocator) -> None:
@@ -97,9 +120,10 @@ def test_a_reopened_notebook_shows_the_view(notebook: Path, lab: Lab, browser: B
     assert [error for error in errors if "create_subshell" not in error] == []
 
 
-def test_a_page_that_is_loaded_again_shows_the_living_view(open_notebook: Callable[..., Page]) -> None:
+@pytest.mark.usefixtures("notebook")
+def test_a_page_that_is_loaded_again_shows_the_living_view(living: Page) -> None:
     """The kernel is still there: JupyterLab says "Loading widget" for a while, and the still form stands in for that long."""
-    page = open_notebook(SETUP, CELL)
+    page = living
     view = page.get_by_test_id("tf-root")
     expect(view).to_have_attribute("data-ready", "1")
     page.evaluate(SAVE)
@@ -112,15 +136,13 @@ def test_a_page_that_is_loaded_again_shows_the_living_view(open_notebook: Callab
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_html_of_nbconvert_shows_the_view(notebook: Path, browser: Browser, tmp_path: Path, theme: str) -> None:
+def test_the_html_of_nbconvert_shows_the_view(html_of: Callable[[str], Path], browser: Browser, theme: str) -> None:
     """In the notebook's own theme, which need not be the browser's."""
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", str(notebook), "--output-dir", str(tmp_path)]
-    subprocess.run([*command, "--theme", theme], check=True, capture_output=True)
     page = browser.new_page(viewport={"width": 1300, "height": 1000}, color_scheme="light")
     page.route(
         re.compile("^https?://"), lambda route: route.abort()
     )  # what nbconvert links to: the view needs none of it
-    page.goto((tmp_path / notebook.name).with_suffix(".html").as_uri(), wait_until="domcontentloaded")
+    page.goto(html_of(theme).as_uri(), wait_until="domcontentloaded")
     page.locator("[class^=tf-still-]").scroll_into_view_if_needed()
     view = page.frame_locator("iframe[title^=tracefuse]")
     check_view(view)
@@ -129,12 +151,10 @@ def test_the_html_of_nbconvert_shows_the_view(notebook: Path, browser: Browser, 
     page.close()
 
 
-def test_where_no_script_runs_there_are_tables(notebook: Path, browser: Browser, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", str(notebook), "--output-dir", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
+def test_where_no_script_runs_there_are_tables(html_of: Callable[[str], Path], browser: Browser) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.route(re.compile("^https?://"), lambda route: route.abort())
-    page.goto((tmp_path / notebook.name).with_suffix(".html").as_uri(), wait_until="domcontentloaded")
+    page.goto(html_of("light").as_uri(), wait_until="domcontentloaded")
     expect(page.locator("[class^=tf-still-]")).to_contain_text("Run the cell again for the view itself")
     context.close()

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
-from traces import captured_step
 
 from tests.browser.contrast import TABS
 from tests.browser.tabs.cut import CUT, HIDDEN_TABS, OVERLAPPING
-from tracefuse.widgets.html import write_html
 
 pytestmark = pytest.mark.browser
 WIDTHS = [800, 900, 1000, 1024, 1060, 1160, 1280, 1440]
@@ -30,18 +28,20 @@ COUNTS = """() => {
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole step of four layers, with an update and a clip of its gradients: all columns that the tables may have."""
-    return write_html(captured_step(4, is_clipped=True).optimize(), tmp_path_factory.mktemp("cut") / "view.html")
+def opened(browser: Browser, whole_step: Path) -> Iterator[Page]:
+    page = browser.new_page()
+    page.goto(whole_step.as_uri())
+    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    yield page
+    page.close()
 
 
 @pytest.fixture(scope="module", params=WIDTHS)
-def page(request: pytest.FixtureRequest, browser: Browser, written: Path) -> Iterator[Page]:
-    opened = browser.new_page(viewport={"width": request.param, "height": 900})
-    opened.goto(written.as_uri())
-    opened.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-    yield opened
-    opened.close()
+def page(request: pytest.FixtureRequest, opened: Page, reopen: Callable[[Page], None]) -> Page:
+    """With a view that was made at this width."""
+    opened.set_viewport_size({"width": request.param, "height": 900})
+    reopen(opened)
+    return opened
 
 
 @pytest.mark.parametrize("tab", TABS)
@@ -52,19 +52,25 @@ def test_no_word_is_cut_and_nothing_overlaps(page: Page, tab: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-@pytest.mark.parametrize("width", [*WIDTHS, 1100, 700])
-def test_all_tabs_are_seen_whatever_they_count(
-    browser: Browser, written: Path, go_live: Callable[[Page], None], width: int
-) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    page.goto(written.as_uri())
+@pytest.fixture(scope="module")
+def other(browser: Browser, whole_step: Path) -> Iterator[Page]:
+    """One beside `opened`, whose view stays as it is while a width is looked at."""
+    page = browser.new_page()
+    page.goto(whole_step.as_uri())
     page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-    go_live(page)
-    page.evaluate(COUNTS)
-    page.add_style_tag(content=WIDER)
-    assert page.evaluate(HIDDEN_TABS) == []
-    assert page.evaluate(OVERLAPPING) == []
+    yield page
     page.close()
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 1100, 700])
+def test_all_tabs_are_seen_whatever_they_count(other: Page, go_live: Callable[[Page], None], width: int) -> None:
+    other.set_viewport_size({"width": width, "height": 900})
+    go_live(other)
+    other.evaluate(COUNTS)
+    wider = other.add_style_tag(content=WIDER)
+    assert other.evaluate(HIDDEN_TABS) == []
+    assert other.evaluate(OVERLAPPING) == []
+    wider.evaluate("one => one.remove()")
 
 
 # Where the canvas of the timeline is asked to write what the peak of a program is, on the screen.
@@ -83,10 +89,10 @@ PEAKS = """() => {
 }"""
 
 
-def test_the_peak_and_the_line_that_is_dragged_are_both_read(browser: Browser, written: Path) -> None:
+def test_the_peak_and_the_line_that_is_dragged_are_both_read(browser: Browser, whole_step: Path) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.add_init_script(f"({PEAKS})()")
-    page.goto(written.as_uri())
+    page.goto(whole_step.as_uri())
     page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
     page.get_by_test_id("tf-tab-timeline").click()
     label = page.locator(".tf-memory-label").bounding_box()

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from traces import captured_step
-
-from tracefuse.widgets.html import write_html
 
 pytestmark = pytest.mark.browser
 
@@ -30,27 +27,39 @@ WRITTEN = """() => {
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole step, whose graph has three columns, and whose headline has all that a headline may have."""
-    return write_html(captured_step(4, is_clipped=True).optimize(), tmp_path_factory.mktemp("widths") / "view.html")
+def shared(browser: Browser, whole_step: Path) -> Iterator[Page]:
+    """The page of a whole step, whose graph has three columns, and whose headline has all that a headline may have."""
+    page = browser.new_page()
+    page.add_init_script(f"({WRITTEN})()")
+    page.goto(whole_step.as_uri())
+    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
+    yield page
+    page.close()
 
 
 @pytest.fixture
-def opened(browser: Browser, written: Path) -> Iterator[Callable[[int, int], Page]]:
-    """`opened(width, height)` is the page of the saved view in a window of that size."""
-    pages: list[Page] = []
+def opened(shared: Page, reopen: Callable[[Page], None]) -> Callable[[int, int], Page]:
+    """`opened(width, height)` is the page with a saved view that was made in a window of that size."""
 
     def at(width: int, height: int) -> Page:
-        page = browser.new_page(viewport={"width": width, "height": height})
-        pages.append(page)
-        page.add_init_script(f"({WRITTEN})()")
-        page.goto(written.as_uri())
-        page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-        return page
+        shared.set_viewport_size({"width": width, "height": height})
+        shared.evaluate("() => { window.written = []; }")
+        reopen(shared)
+        return shared
 
-    yield at
-    for page in pages:
-        page.close()
+    return at
+
+
+@pytest.fixture
+def lived(shared: Page, go_live: Callable[[Page], None]) -> Callable[[int, int], Page]:
+    """`lived(width, height)` is the page with a live view that was made in a window of that size."""
+
+    def at(width: int, height: int) -> Page:
+        shared.set_viewport_size({"width": width, "height": height})
+        go_live(shared)
+        return shared
+
+    return at
 
 
 @pytest.fixture(params=SIZES, ids=lambda size: f"{size[0]} px")
@@ -58,9 +67,14 @@ def page(request: pytest.FixtureRequest, opened: Callable[[int, int], Page]) -> 
     return opened(*request.param)
 
 
+@pytest.fixture(params=SIZES, ids=lambda size: f"{size[0]} px")
+def live(request: pytest.FixtureRequest, lived: Callable[[int, int], Page]) -> Page:
+    return lived(*request.param)
+
+
 @pytest.fixture(params=NARROW, ids=lambda width: f"{width} px")
-def narrow(request: pytest.FixtureRequest, opened: Callable[[int, int], Page]) -> Page:
-    return opened(request.param, 900)
+def narrow(request: pytest.FixtureRequest, lived: Callable[[int, int], Page]) -> Page:
+    return lived(request.param, 900)
 
 
 # Where the first word of a text ends on the screen.
@@ -97,11 +111,8 @@ HEADLINE = """() => {
 
 
 @pytest.mark.parametrize("width", [1440, 1024, 800, 660, 500, 367, 332])
-def test_a_headline_that_names_two_places_is_read_to_its_end(
-    opened: Callable[[int, int], Page], go_live: Callable[[Page], None], width: int
-) -> None:
-    page = opened(width, 900)
-    go_live(page)
+def test_a_headline_that_names_two_places_is_read_to_its_end(lived: Callable[[int, int], Page], width: int) -> None:
+    page = lived(width, 900)
     page.evaluate(HEADLINE)
     headline = page.get_by_test_id("tf-sentence")
     expect(headline).to_contain_text("fewer launches help most.")
@@ -122,23 +133,21 @@ ACTIONS = """() => {
 }"""
 
 
-def test_the_cards_count_on(page: Page, go_live: Callable[[Page], None]) -> None:
-    go_live(page)
-    page.evaluate(ACTIONS)
-    cards = page.get_by_test_id("tf-first").locator("[data-finding] > b")
+def test_the_cards_count_on(live: Page) -> None:
+    live.evaluate(ACTIONS)
+    cards = live.get_by_test_id("tf-first").locator("[data-finding] > b")
     assert cards.all_text_contents() == ["1", "2", "✓ fuse"]
 
 
-def test_the_findings_that_lead_and_the_tree_are_seen(page: Page, go_live: Callable[[Page], None]) -> None:
+def test_the_findings_that_lead_and_the_tree_are_seen(live: Page) -> None:
     """A notebook beside its file browser is 660 px wide on a screen of 1024."""
-    go_live(page)
-    page.evaluate(ACTIONS)
-    cards = page.get_by_test_id("tf-first").locator("[data-finding]")
+    live.evaluate(ACTIONS)
+    cards = live.get_by_test_id("tf-first").locator("[data-finding]")
     assert cards.count() == 3
     for card in cards.all():
         expect(card).to_be_visible()
         assert card.locator("span").first.bounding_box()["width"] > 100
-    places = [page.locator(one).bounding_box() for one in (".tf-first", ".tf-main", ".tf-side")]
+    places = [live.locator(one).bounding_box() for one in (".tf-first", ".tf-main", ".tf-side")]
     first, tree, passes = ((box["y"], box["y"] + box["height"]) for box in places)
     assert first[1] <= tree[0] <= passes[0]
 
@@ -155,18 +164,17 @@ LONG = """() => {
 }"""
 
 
-def test_what_leads_is_read_whole(page: Page, go_live: Callable[[Page], None]) -> None:
+def test_what_leads_is_read_whole(live: Page) -> None:
     """A sentence that ends in dots says nothing to do."""
-    go_live(page)
-    page.evaluate(LONG)
-    first = page.get_by_test_id("tf-first")
+    live.evaluate(LONG)
+    first = live.get_by_test_id("tf-first")
     texts = first.locator(".tf-lever-what span, .tf-lever-fix, .tf-action-card > span, .tf-worth")
     assert texts.count() == 7
     for text in texts.all():
         assert not is_cut(text), text.text_content()
     bottom = first.bounding_box()["y"] + first.bounding_box()["height"]
     assert all(one.bounding_box()["y"] + one.bounding_box()["height"] <= bottom for one in texts.all())
-    lever, fix, button = (page.locator(one).bounding_box() for one in (".tf-lever", ".tf-lever-fix", ".tf-apply"))
+    lever, fix, button = (live.locator(one).bounding_box() for one in (".tf-lever", ".tf-lever-fix", ".tf-apply"))
     assert fix["width"] > lever["width"] - button["width"] - 40, "nothing stands beside a fix but what applies it"
 
 
@@ -207,7 +215,11 @@ LEADS = """() => {
 }"""
 
 
-def test_the_first_screen_of_a_narrow_output_is_read_whole(narrow: Page, go_live: Callable[[Page], None]) -> None:
+@pytest.mark.parametrize("width", NARROW)
+def test_the_first_screen_of_a_narrow_output_is_read_whole(
+    opened: Callable[[int, int], Page], go_live: Callable[[Page], None], width: int
+) -> None:
+    narrow = opened(width, 900)
     assert narrow.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert narrow.evaluate(UNREAD) == []
     go_live(narrow)
@@ -228,24 +240,18 @@ TOLD = """() => {
 }"""
 
 
-def test_what_leads_has_its_line_and_why_and_a_card_its_line_and_what_to_do(
-    page: Page, go_live: Callable[[Page], None]
-) -> None:
-    go_live(page)
-    page.evaluate(TOLD)
-    place = page.locator(".tf-lever-place")
+def test_what_leads_has_its_line_and_why_and_a_card_its_line_and_what_to_do(live: Page) -> None:
+    live.evaluate(TOLD)
+    place = live.locator(".tf-lever-place")
     line, room = place.locator("code").first.evaluate(PLACE), place.bounding_box()
     assert line <= room["x"] + room["width"], "the number of its line is not cut"
-    card = page.locator(".tf-action-card").first
-    assert not any(map(is_cut, page.locator(".tf-lever-what span, .tf-lever .tf-worth, .tf-action-card > span").all()))
+    card = live.locator(".tf-action-card").first
+    assert not any(map(is_cut, live.locator(".tf-lever-what span, .tf-lever .tf-worth, .tf-action-card > span").all()))
     expect(card).to_contain_text("→ F.scaled_dot_product_attention")
     expect(card).to_contain_text("In[2]:19")
 
 
-def test_where_a_card_is_narrow_its_line_stands_before_what_to_do(
-    narrow: Page, go_live: Callable[[Page], None]
-) -> None:
-    go_live(narrow)
+def test_where_a_card_is_narrow_its_line_stands_before_what_to_do(narrow: Page) -> None:
     narrow.evaluate(TOLD)
     card = narrow.locator(".tf-action-card").first
     assert not is_cut(card.locator("> span"))
@@ -263,11 +269,8 @@ FEW = """() => {
 
 
 @pytest.mark.parametrize("width", [1440, 1024, 660, 367])
-def test_a_measurement_of_too_few_rounds_says_what_to_press(
-    opened: Callable[[int, int], Page], go_live: Callable[[Page], None], width: int
-) -> None:
-    page = opened(width, 900)
-    go_live(page)
+def test_a_measurement_of_too_few_rounds_says_what_to_press(lived: Callable[[int, int], Page], width: int) -> None:
+    page = lived(width, 900)
     page.evaluate(FEW)
     said = page.get_by_test_id("tf-own-time")
     expect(said).to_have_text("On this CPU: 3 of 8 rounds: press Measure again")
@@ -286,11 +289,8 @@ COLUMNS = """() => {
 
 
 @pytest.mark.parametrize("width", [1440, 1024, 800])
-def test_each_figure_of_a_pass_stands_below_its_heading(
-    opened: Callable[[int, int], Page], go_live: Callable[[Page], None], width: int
-) -> None:
-    page = opened(width, 900)
-    go_live(page)
+def test_each_figure_of_a_pass_stands_below_its_heading(lived: Callable[[int, int], Page], width: int) -> None:
+    page = lived(width, 900)
     page.evaluate(COLUMNS)
     ends = "all => all.map((one) => [one.getBoundingClientRect().right, one.getBoundingClientRect().top])"
     heads = page.locator(".tf-passes-head > *").evaluate_all(ends)
@@ -311,14 +311,13 @@ SWITCH = """() => {
 }"""
 
 
-def test_a_pass_that_costs_time_is_switched_off_by_the_first_lever(page: Page, go_live: Callable[[Page], None]) -> None:
-    go_live(page)
-    page.evaluate(SWITCH)
-    lever = page.get_by_test_id("tf-lever")
+def test_a_pass_that_costs_time_is_switched_off_by_the_first_lever(live: Page) -> None:
+    live.evaluate(SWITCH)
+    lever = live.get_by_test_id("tf-lever")
     expect(lever).to_contain_text("switch cat off")
     expect(lever).to_contain_text("−504 µs of 1.81 ms")
     lever.get_by_test_id("tf-apply").click()
-    assert page.evaluate("window.sent.at(-1)") == {"type": "configure", "changes": {"cat": False}}
+    assert live.evaluate("window.sent.at(-1)") == {"type": "configure", "changes": {"cat": False}}
 
 
 def test_the_legend_of_the_graph_has_no_row_half_seen(page: Page) -> None:
