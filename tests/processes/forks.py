@@ -141,6 +141,11 @@ class Fork:
             self.status = int(said)
         return self.status
 
+    def poll(self) -> int | None:
+        """Its exit status, as `wait` has it, or None while it runs."""
+        has_ended = self.status is not None or bool(select.select([self.told], [], [], 0)[0])
+        return self.wait() if has_ended else None
+
     def end(self) -> None:
         """Where it still runs: by what it can handle, and then by what it cannot, with what it started."""
         for signal_ in (signal.SIGTERM, signal.SIGKILL):
@@ -161,6 +166,20 @@ def start(arguments: Sequence[str], cwd: Path | None, env: Mapping[str, str], ou
         file.flush()
         socket.send_fds(told, [b"run"], [file.fileno(), out, err])
         return Fork(int(told.recv(64)), told)
+
+
+class Kernel(Fork):
+    """What Jupyter asks of the `subprocess.Popen` of a kernel; signals go to its group."""
+
+    stdin = stdout = stderr = None
+
+
+def start_kernel(command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str], **_: Any) -> Kernel:
+    """In place of `jupyter_client.launcher.launch_kernel`: the Python programs that the kernel runs are forks too."""
+    environment = {**env, SERVER: _server()}
+    with open(os.devnull, "w") as nowhere:
+        fork = start(command[command.index("-m") :], cwd, environment, nowhere.fileno(), nowhere.fileno())
+    return Kernel(fork.pid, fork.told)
 
 
 @cache
@@ -218,6 +237,8 @@ def _serve(address: str, life: socket.socket) -> list[str] | None:
             _, files, _, _ = socket.recv_fds(asked, 16, 3)
             pid = os.fork()
             if pid == 0:
+                os.setsid()  # before anybody can signal to its group
+                asked.send(str(os.getpid()).encode())
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for one in (server, life, asked, *running.values()):
@@ -228,7 +249,6 @@ def _serve(address: str, life: socket.socket) -> list[str] | None:
             for file in files:
                 os.close(file)
             running[pid] = asked
-            asked.send(str(pid).encode())
 
 
 def _tell_of_ended(running: dict[int, socket.socket]) -> None:
@@ -240,7 +260,6 @@ def _tell_of_ended(running: dict[int, socket.socket]) -> None:
 
 
 def _become(wanted: int, out: int, err: int) -> list[str]:
-    os.setsid()
     with open(wanted) as file:
         file.seek(0)
         given = json.load(file)
@@ -305,11 +324,12 @@ def _run_as_fork(
         options |= {"cwd": cwd, "env": env, "timeout": timeout, "capture_output": capture_output, "text": text}
         return run(command, check=check, **options)
     until = threading.TIMEOUT_MAX if timeout is None else timeout
-    if arguments[: len(LAUNCHER)] == LAUNCHER and not capture_output:
+    if arguments[: len(LAUNCHER)] == LAUNCHER:
         count, *rest = arguments[len(LAUNCHER) :]
         done = run_ranks(rest, int(count), cwd, environment, until)
-        print(done.stdout, end="")
-        print(done.stderr, end="", file=sys.stderr)
+        if not capture_output:
+            print(done.stdout, end="")
+            print(done.stderr, end="", file=sys.stderr)
     elif capture_output:
         done = _captured(arguments, cwd, environment, until)
     else:

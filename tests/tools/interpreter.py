@@ -25,7 +25,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def passed_under_the_interpreter(files: Iterable[str | Path], *options: str, timeout: float | None = 280) -> int:
     """How many tests of `files` pass in a process in which Triton interprets; an `AssertionError` with its output where one
     fails. `timeout` in seconds."""
-    command = [sys.executable, "-m", "pytest", *map(str, files), "-q", "-p", "no:cacheprovider", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *map(str, files),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        *options,
+    ]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout

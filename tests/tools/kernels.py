@@ -6,6 +6,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -20,8 +21,10 @@ from triton.compiler import ASTSource, make_backend
 import tracefuse
 from tracefuse.build.modules import HOPPER, TRITON_TYPE, launcher
 from tracefuse.build.workers import Gpu
+from tracefuse.optimizers.kernels import blocking
 from tracefuse.optimizers.kernels.kernel import Kernel, make_kernel
 from tracefuse.optimizers.kernels.text import launches
+from tracefuse.optimizers.lowering import geometry
 from tracefuse.optimizers.lowering.geometry import SCANS, SUMMED
 from tracefuse.optimizers.lowering.layouts import GUESS, Tuning
 from tracefuse.optimizers.trace import Trace, tensors, val
@@ -51,6 +54,19 @@ def kernel_of_types(fn: Callable[..., Any], *types: tuple[tuple[int, ...], torch
     with FakeTensorMode():
         inputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in types]
     return kernel_of(fn, *inputs)[0]
+
+
+@contextlib.contextmanager
+def small_gpu() -> Iterator[None]:
+    """Kernels are shared out as on an eighth of a GPU, so that an eighth of the rows or lines fill it: what takes steps, or
+    reads long rows of which there are not few, takes that of fewer elements, as the interpreter needs them."""
+    sums, beside = (replace(grain, programs=grain.programs // 8) for grain in (blocking.SUMS, blocking.BESIDE))
+    with (
+        mock.patch.object(blocking, "SUMS", sums),
+        mock.patch.object(blocking, "BESIDE", beside),
+        mock.patch.object(geometry, "FEW_ROWS", geometry.FEW_ROWS // 8),
+    ):
+        yield
 
 
 @contextlib.contextmanager

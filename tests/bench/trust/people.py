@@ -33,14 +33,9 @@ from pages.people_table import refused_share, summary, table
 from people_programs import PROGRAMS
 from results import environment, parser, write
 
-PRELOADED = [
-    "cases.people_trial",
-    "transformers.modeling_utils",
-    "peft",
-    "timm",
-    "torch._dynamo",
-    "torch._functorch.aot_autograd",
-]
+PRELOADED = ["cases.people_trial", "torch._dynamo", "torch._functorch.aot_autograd"]
+PACKAGES = ["transformers.modeling_utils", "peft", "timm"]
+"""What programs import that need more than torch, as those of `SMALL` do not."""
 SMALL = ("focal", "clipping by value")
 MOST_REFUSED = 0.05
 TAIL = 3
@@ -111,7 +106,7 @@ def try_all(todo: list[str], options: argparse.Namespace) -> Iterator[JSONRow]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that what it started ends too
     context = multiprocessing.get_context(options.start)
     if options.start == "forkserver":
-        context.set_forkserver_preload(PRELOADED)
+        context.set_forkserver_preload(PRELOADED if options.small else [*PRELOADED, *PACKAGES])
     waiting, running = list(reversed(todo)), []
     processors = max(1, (os.cpu_count() or 1) // options.jobs)
     try:

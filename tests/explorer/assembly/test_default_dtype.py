@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from forks import run_python
 from replayed import compiled_outputs
 from torch import Tensor
 
@@ -46,7 +45,7 @@ def test_a_trace_holds_under_the_usual_default(dtype: torch.dtype, tmp_path: Pat
     v = c.optimize()
     assert all(t.dtype == dtype for t in compiled_outputs(v))
     path = v.export(tmp_path / "step.py")
-    ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    ran = run_python([str(path)])
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

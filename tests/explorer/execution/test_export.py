@@ -16,6 +16,7 @@ import programs
 import pytest
 import torch
 import torch.nn.functional as F
+from forks import run_python
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -89,7 +90,7 @@ def test_the_file_imports_only_torch_triton_and_the_standard_library(tmp_path):
 
 
 def run_file(path: Path) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    return run_python([str(path)])
 
 
 def test_the_file_checks_itself_and_times_both(tmp_path):
@@ -550,7 +551,7 @@ def test_an_operator_of_ones_own_is_imported_first(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         path = variant.export(tmp_path / "step.py", imports=["own_ops"])
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    done = run_file(path)
     assert done.returncode == 0, done.stderr + done.stdout
     with pytest.raises(ExportError, match="is no module"):
         variant.export(path, imports=["own_ops; import os"])
@@ -773,7 +774,7 @@ def test_an_operator_that_mutates_is_exported_in_its_functional_form(tmp_path: P
     with pytest.warns(UserWarning, match=r"runs only where writing_ops::add_and_count is registered"):
         variant.export(tmp_path / "step.py")
     path = variant.export(tmp_path / "step.py", imports=["writing_ops"])
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    done = run_file(path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok ") == 4  # the loss, two new values, one gradient
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from forks import run_python
 
 import tracefuse
 from tracefuse.execution.drawn import MAX_PLACES, behind_places
@@ -31,8 +30,7 @@ def test_boxes_of_which_widths_are_looked_up_stay_boxes(tmp_path: Path, count: i
     boxes = _boxes(count)
     capture = _capture(lambda table: F.embedding(boxes[:, 2] - boxes[:, 0], table[:10]))
     variant = capture.optimize()
-    command = [sys.executable, str(variant.export(tmp_path / "step.py"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python([str(variant.export(tmp_path / "step.py"))])
     assert done.returncode == 0, done.stdout + done.stderr
     module = variant.compile().module
     (drawn,) = (one for one in module.example_inputs() if one.dtype is torch.int64)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from forks import run_python
 from replayed import compiled_outputs, is_same
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -86,9 +85,7 @@ def test_compiled_and_exported_they_are_those_of_the_run(make: Callable[[], Run]
     for mine, theirs in zip(compiled_outputs(variant), replayed, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
     assert all(any(is_same(one, theirs) for theirs in replayed) for one in seen)
-    done = subprocess.run(
-        [sys.executable, variant.export(tmp_path / "step.py")], capture_output=True, text=True, check=False
-    )
+    done = run_python([str(variant.export(tmp_path / "step.py"))])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok ") == len(replayed)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from forks import run_python
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 from whole_step_loops import NEAR
@@ -99,7 +98,7 @@ def test_a_compiled_step_takes_the_batch_that_the_loop_made(how: str, tmp_path: 
     assert torch.equal(torch.get_rng_state(), drawn)  # the compiled step draws its masks, and no batch of its own
     assert ours.distance(eager) < NEAR
     path = c.optimize().export(tmp_path / "step.py")
-    found = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    found = run_python([str(path)])
     assert found.returncode == 0, found.stdout + found.stderr
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import copy
 import gc
 import importlib.util
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from forks import run_python
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import lr_scheduler
@@ -457,7 +456,7 @@ def test_the_exported_step_trains_as_eager_does(name: str, tmp_path: Path) -> No
 
 def test_the_file_checks_itself(adamw: tuple[Training, Variant], tmp_path: Path) -> None:
     path = adamw[1].export(tmp_path / "step.py")
-    found = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    found = run_python([str(path)])
     assert found.returncode == 0, found.stdout + found.stderr
     step = imported(path)
     checked = step.outputs("optimised", step.example_inputs())
@@ -470,7 +469,7 @@ def test_the_file_checks_itself(adamw: tuple[Training, Variant], tmp_path: Path)
     assert "BAD" not in found.stdout
     wrong = path.read_text().replace("_fused_adamw_.tensor_lr", "_fused_adam_.tensor_lr")
     path.write_text(wrong)
-    found = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    found = run_python([str(path)])
     assert found.returncode == 1
     assert "BAD  updated 0.weight" in found.stdout
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from interpreter import INTERPRETED, interpreted
-from kernels import check_trace, kernel_of, kernel_of_types, run_poisoned
+from kernels import check_trace, kernel_of, kernel_of_types, run_poisoned, small_gpu
 from torch import Tensor, nn
 
 import tracefuse
@@ -48,15 +49,16 @@ def test_moments_are_exact_whatever_the_mean(mean: float, is_last: bool) -> None
 
 
 @interpreted
-@pytest.mark.parametrize("shape", [(96, 4, 23, 22), (1200, 3, 30, 33)], ids=["a step", "several steps"])
+@pytest.mark.parametrize("shape", [(12, 4, 23, 22), (150, 3, 30, 33)], ids=["a step", "several steps"])
 def test_moments_of_lines_are_exact(shape: tuple[int, ...]) -> None:
     """The channels of an image lie in many lines, of which a program reads some, block by block, and each ends in a mask."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3)) + 1e3
-    kernel, inputs = kernel_of(_columns, x)
-    assert "line = " in kernel.source
-    assert ("for step" in kernel.source) is (shape[0] > 1000)
+    with small_gpu():
+        kernel, inputs = kernel_of(_columns, x)
+        assert "line = " in kernel.source
+        assert ("for step" in kernel.source) is (shape[0] > 100)
+        var, average = run_poisoned(kernel, inputs)
     exact = torch.var_mean(x.double(), (0, 2, 3), correction=0)
-    var, average = run_poisoned(kernel, inputs)
     assert ((var.double() - exact[0]).abs() / exact[0]).max() <= 5e-6
     assert (average.double() - exact[1]).abs().max() <= 3e-4
 
@@ -64,17 +66,18 @@ def test_moments_of_lines_are_exact(shape: tuple[int, ...]) -> None:
 @interpreted
 @pytest.mark.parametrize("mean", [0.0, 1e2, 1e4])
 def test_moments_of_long_rows_are_exact_whatever_the_mean(mean: float) -> None:
-    x = torch.randn(70, 17001, generator=torch.Generator().manual_seed(3)) + mean
+    x = torch.randn(11, 17001, generator=torch.Generator().manual_seed(3)) + mean
     x[5] = 7.0
     x[6, 0], x[7, 0] = 1e4, float("inf")
-    kernel, inputs = kernel_of(lambda x: torch.var_mean(x * 1.0, 1, correction=0), x)
-    assert kernel.source.count("for start in") == 1
+    with small_gpu():
+        kernel, inputs = kernel_of(lambda x: torch.var_mean(x * 1.0, 1, correction=0), x)
+        assert kernel.source.count("for start in") == 1
+        var, average = run_poisoned(kernel, inputs)
     exact = torch.var_mean(x.double(), 1, correction=0)
-    var, average = run_poisoned(kernel, inputs)
     assert var[5] == 0
     assert torch.isnan(var[7])
     assert torch.isinf(average[7])
-    finite = torch.arange(70) != 7
+    finite = torch.arange(11) != 7
     assert ((var.double() - exact[0]).abs() / exact[0].clamp_min(0.5))[finite].max() <= 5e-6
     assert (average.double() - exact[1]).abs()[finite].max() <= 3e-7 * (1 + mean)
 
@@ -104,7 +107,7 @@ def _normed(norm: nn.Module, x: Tensor, side: Tensor) -> Step:
 NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch norm": (lambda: nn.BatchNorm2d(5), (4, 5, 7, 6)),
     "batch norm, in steps": (lambda: nn.BatchNorm2d(3), (9, 3, 30, 31)),
-    "batch norm of lines": (lambda: nn.BatchNorm2d(4), (70, 4, 23, 22)),
+    "batch norm of lines": (lambda: nn.BatchNorm2d(4), (9, 4, 23, 22)),
     "batch norm of features": (lambda: nn.BatchNorm1d(21), (30, 21)),
     "batch norm of a sequence": (lambda: nn.BatchNorm1d(6), (5, 6, 19)),
     "batch norm of volumes": (lambda: nn.BatchNorm3d(4), (3, 4, 5, 3, 6)),
@@ -113,7 +116,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "in eval mode": (lambda: nn.BatchNorm2d(5).eval(), (4, 5, 7, 6)),
     "instance norm": (lambda: nn.InstanceNorm2d(5, affine=True), (4, 5, 7, 6)),
     "group norm": (lambda: nn.GroupNorm(2, 6), (4, 6, 7, 5)),
-    "group norm of lines": (lambda: nn.GroupNorm(2, 4), (70, 4, 23, 22)),
+    "group norm of lines": (lambda: nn.GroupNorm(2, 4), (9, 4, 23, 22)),
     "group norm of long rows": (lambda: nn.GroupNorm(2, 6), (3, 6, 81, 83)),
     "group norm of features": (lambda: nn.GroupNorm(3, 12), (10, 12)),
     "group norm of one group": (lambda: nn.GroupNorm(1, 4), (3, 4, 9)),
@@ -138,10 +141,13 @@ def test_a_training_step_has_eager_numbers(name: str, is_last: bool, dtype: torc
     for parameter in norm.parameters():
         nn.init.uniform_(parameter, 0.5, 1.5)
     capture = tracefuse.capture(_normed(norm, x.requires_grad_(), side))
-    variant = capture.optimize(remat=0.5).check()
-    names = {op_name(node) for node in variant.trace.ops}
-    assert not any("norm" in one for one in names), names
-    check_trace(variant.trace, capture, tolerance)
+    with small_gpu() if "lines" in name else nullcontext():
+        variant = capture.optimize(remat=0.5).check()
+        names = {op_name(node) for node in variant.trace.ops}
+        assert not any("norm" in one for one in names), names
+        if name == "batch norm of lines" and not is_last:
+            assert any("line = " in kernel.source for kernel in variant.kernels)
+        check_trace(variant.trace, capture, tolerance)
 
 
 LARGE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -1,4 +1,7 @@
-"""The kernel that turns a chunk of logits into their gradient, and the operator around it, against float64."""
+"""The kernel that turns a chunk of logits into their gradient, and the operator around it, against float64.
+
+`test_numbers_under_the_interpreter` in `test_triton` runs this file with TRITON_INTERPRET=1.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import inspect
 
 import pytest
 import torch
-from interpreter import INTERPRETED, interpreted, passed_under_the_interpreter
+from interpreter import INTERPRETED, interpreted
 from torch import Tensor
 
 from tracefuse.device import linear_cross_entropy_runtime as runtime
@@ -18,12 +21,6 @@ f64, f32, bf16, f16 = torch.float64, torch.float32, torch.bfloat16, torch.float1
 IGNORED = -100
 EPS = {f64: 1e-12, f32: 1e-6, bf16: 2.0**-7, f16: 2.0**-10}
 """Of the largest value: Triton's interpreter truncates to bfloat16 where a GPU rounds."""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
-def test_numbers_under_the_interpreter() -> None:
-    assert passed_under_the_interpreter([__file__], "-m", "not gpu") > 20
 
 
 # --- one chunk --------------------------------------------------------------------------------------------------------

@@ -47,5 +47,5 @@ def test_its_kernels_compute_that(name: str, options: dict[str, object], dtype: 
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_kernels_under_the_interpreter() -> None:
     files = [Path(__file__).with_name(name) for name in ("test_optimizers.py", "test_steps.py", "test_lists.py")]
-    passed = passed_under_the_interpreter(files, "-n0", "-k", "kernels_compute", timeout=None)
+    passed = passed_under_the_interpreter(files, "-k", "kernels_compute", timeout=None)
     assert passed > len(INTERPRETED_CASES)

@@ -23,7 +23,7 @@ from tracefuse.optimizers.trace import human_bytes
 @functools.cache
 def gpt(vocab: int = 31) -> tracefuse.Capture:
     torch.manual_seed(0)
-    model, data = GPT(layers=4, width=16, heads=2, vocab=vocab, length=32, dropout=0.1), batch(vocab, 4, 32)
+    model, data = GPT(layers=2, width=16, heads=2, vocab=vocab, length=32, dropout=0.1), batch(vocab, 4, 32)
     return tracefuse.capture(lambda: model(*data).backward())
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
+from forks import run_python
 from IPython.core.error import UsageError
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
@@ -420,8 +419,7 @@ def test_a_cuda_graph_without_a_gpu_is_refused_before_the_cell_runs() -> None:
 def test_in_a_terminal_the_text_has_what_was_measured(tmp_path: Path) -> None:
     cell = f"{SETUP}\nget_ipython().run_cell('%%tracefuse --budget-s 0.05\\nx.sin().sum().backward()')"
     (tmp_path / "session.ipy").write_text(cell)
-    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python(["-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"], cwd=tmp_path)
     assert "measured on CPU" in done.stdout, done.stdout + done.stderr
 
 

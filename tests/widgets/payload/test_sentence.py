@@ -37,6 +37,7 @@ def variant() -> Variant:
     return tracefuse.capture(lambda: model(*data).backward()).optimize()
 
 
+@cache
 def tiny_ops(rounds: int, size: int) -> Variant:
     x, weight = torch.randn(size, size), torch.randn(size, size, requires_grad=True)
 
@@ -115,23 +116,23 @@ def test_on_a_cpu_that_passes_made_slower_it_says_why() -> None:
 
 
 def test_without_a_gpu_all_times_are_modelled_for_an_example() -> None:
-    said = payload(tiny_ops(2, 4096))["sentence"]["said"]
+    said = payload(tiny_ops(2, 2048))["sentence"]["said"]
     assert re.match(
         r"A step would take at least [\d.]+ ms on an example GPU \(H100 SXM\), modelled, \d+ % of it at ", said
     )
-    of_target = payload(tiny_ops(2, 4096), clock=modelled_clock(tiny_ops(2, 4096), gpu="L4"))["sentence"]["said"]
+    of_target = payload(tiny_ops(2, 2048), clock=modelled_clock(tiny_ops(2, 2048), gpu="L4"))["sentence"]["said"]
     assert re.match(r"A step would take at least [\d.]+ ms on L4, modelled, \d+ % of it at ", of_target)
 
 
 def test_the_example_takes_what_the_gpu_of_its_name_takes() -> None:
-    of_float32 = tiny_ops(2, 4096)
+    of_float32 = tiny_ops(2, 2048)
     example, chosen = (modelled_clock(of_float32, gpu=gpu).record() for gpu in ("", "H100"))
     assert example["step_us"] == chosen["step_us"]
 
 
 @pytest.mark.parametrize("passes", [{}, {"fuse": False}])
 def test_there_are_three_short_sentences_at_most(passes: dict[str, Any]) -> None:
-    for one in (variant(), tiny_ops(200, 8), tiny_ops(2, 4096)):
+    for one in (variant(), tiny_ops(200, 8), tiny_ops(2, 2048)):
         for shown in (payload(one.with_config(**passes)), payload(variant(), clock=clock("measured on"))):
             said = shown["sentence"]["said"]
             sentences = re.findall(r"[^.]+(?:\.(?! |$)[^.]*)*\.(?= |$)", said)
@@ -322,7 +323,7 @@ def test_a_step_that_is_only_shown_is_told_no_way_to_run_it() -> None:
 
 
 def test_a_step_of_large_kernels_is_not_and_one_that_was_measured_says_what_it_took() -> None:
-    large = tiny_ops(2, 4096)
+    large = tiny_ops(2, 2048)
     assert payload(large)["clock"]["launches"] is None
     assert "launching" not in payload(large)["sentence"]["said"]
     assert "launching" not in payload(variant(), clock=clock("measured on"))["sentence"]["said"]
