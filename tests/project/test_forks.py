@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from forks import run_python
+import torch
+from forks import run_python, start
 from ranks import needs_gloo, torchrun
 
 SAYS = """
@@ -84,3 +86,18 @@ def test_what_a_program_runs_is_a_fork_too_where_that_is_wanted(tmp_path: Path, 
     assert done.returncode == 1
     assert done.stdout.splitlines() == [str(with_its_own), "inherited", "3", "b'another program\\n'"]
     assert "TimeoutExpired" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="forks cannot use a CUDA GPU, and none are made")
+def test_it_leads_a_group_of_its_own_as_soon_as_its_number_is_known() -> None:
+    """Who signals to its group, as Jupyter does to a kernel's, signals to nobody else."""
+    with open(os.devnull, "w") as nowhere:
+        forks = [
+            start(["-c", "import signal; signal.pause()"], None, os.environ, nowhere.fileno(), nowhere.fileno())
+            for _ in range(4)
+        ]
+        groups = [os.getpgid(fork.pid) for fork in forks]
+    for fork in forks:
+        fork.end()
+    assert groups == [fork.pid for fork in forks]
+    assert all(fork.poll() is not None for fork in forks)
