@@ -436,7 +436,7 @@ interface Payload {
   timing: Timing | null;
   notes: { kind: "guard" | "note"; text: string }[];
   environment: Record<string, string>;
-  /** Of numbers that came before the rest of their payload: the tabs that wait for that, of which nothing is open. */
+  /** Of numbers that came before the rest of their payload: the tabs that wait for that. */
   late?: string[];
 }
 
@@ -543,7 +543,8 @@ interface Model {
 /**
  * Choices of passes, of what is pinned and of the clock are answered by a custom message { type: "answered", to }. Before the
  * trait `payload` has what another configuration comes to, its numbers come in a message { type: "numbers", numbers }: a
- * `Payload` with `late`, and without what takes longer and nothing on show reads; null takes them back.
+ * `Payload` with `late`, and without what takes longer; null takes them back. In another one follows what is on show of that.
+ * What is known anew of the configuration on show may come as { type: "changed", changed }, the fields that are others now.
  */
 type Message =
   /** Asks for nothing: sending it fails where the kernel is gone. */

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,10 +123,8 @@ class Measured:
         numbers, rest = self.in_two(variant, baseline, name)
         return numbers | rest()
 
-    def in_two(
-        self, variant: Variant, baseline: Variant | None, name: str | None, late: Collection[str] = ()
-    ) -> tuple[dict[str, Any], Rest]:
-        """The same as its numbers, and what makes the parts that are `late`."""
+    def in_two(self, variant: Variant, baseline: Variant | None, name: str | None) -> tuple[dict[str, Any], Rest]:
+        """The same as its numbers, and what makes the rest."""
         return in_two(
             variant,
             self.timed(variant, baseline),
@@ -138,7 +135,6 @@ class Measured:
             clock=self.clocks.clock(variant, baseline),
             work=self.work(variant),
             inspected={k.name: self.inspected[k] for k, _ in kernel_calls(variant.whole) if k in self.inspected},
-            late=late,
         )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tracefuse.assembly.program import Stepped
 from tracefuse.config.configuration import Config
@@ -85,8 +85,10 @@ from tracefuse.widgets.payload.without import without_record
 VERSION = 2
 
 
-Rest = Callable[[], dict[str, Any]]
-"""What makes the fields of a payload that come after its numbers."""
+class Rest(Protocol):
+    """What makes the fields of a payload that come after its numbers: those of the named parts, by default of all."""
+
+    def __call__(self, names: Collection[str] = ...) -> dict[str, Any]: ...
 
 
 @uncollected()
@@ -107,10 +109,9 @@ def in_two(
     shares: tuple[Ablation, Config] | None = None,
     tried: Mapping[TrialKey, Said] | None = None,
     work: GpuWork | None = None,
-    late: Collection[str] = (),
 ) -> tuple[dict[str, Any], Rest]:
     """What the view shows of `variant` beside `baseline` (default: the trace as captured), which is "before" everywhere: first
-    its numbers, then what makes the rest, which are the parts that are `late`. The fields of both together are the payload.
+    its numbers, then what makes the rest, part by part. The fields of both together are the payload.
 
     `timed` are times and the configurations they belong to, which may be other ones, and so are the passes' `shares`;
     `name` is the variable that holds the capture, if there is one. `clock` has the times of all ops (default: modelled),
@@ -132,14 +133,18 @@ def in_two(
     sizes, stopped = summary(beside, variant, timing), blocked(variant)
     ranked = in_order(findings, findings.launches if clock.launches else 0)
     found = finding_records(ranked, variant, tried or {})
-    alive = {"before": memory(beside.whole_in_place), "after": memory(variant.whole_in_place)}
-    parts = {
+
+    def alive() -> dict[str, Any]:
+        return {"before": memory(beside.whole_in_place), "after": memory(variant.whole_in_place)}
+
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "values": lambda: {"values": values(before, after, op_times, line_records(variant)), "memory": alive()},
         "code": lambda: code_records(beside, variant),
         "kernels": lambda: {
             "kernels": kernel_records(variant, op_times[1], clock.peaks, inspected, clock.of),
             "aten": aten_records(variant, op_times[1], clock.peaks),
         },
-        "saved": lambda: {"memory": alive | saved_record(beside, variant)},
+        "saved": lambda: {"memory": alive() | saved_record(beside, variant)},
     }
     passes = _pass_records(variant, clock, deltas, shares)
     numbers = {
@@ -168,10 +173,8 @@ def in_two(
             None if rows.no_verdict else widest(variant, slow, found, op_times[1].us),
         ),
         "slowest": slowest_record(slow, is_of_launches=clock.launches is not None),
-        "values": values(before, after, op_times, line_records(variant)),
         "clock": clock.record(),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
-        "memory": alive,
         "layers": [layer_record(layer) for layer in rows],
         "unused": unused_record(variant.capture.dropped),
         "findings": found,
@@ -183,9 +186,12 @@ def in_two(
         "notes": notes(variant, timing),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
     }
-    for name in parts.keys() - late:
-        numbers |= parts[name]()
-    return numbers, uncollected()(lambda: {field: one for name in late for field, one in parts[name]().items()})
+
+    @uncollected()
+    def rest(names: Collection[str] = parts.keys()) -> dict[str, Any]:
+        return {field: one for name in parts if name in names for field, one in parts[name]().items()}
+
+    return numbers, rest
 
 
 def _pass_records(

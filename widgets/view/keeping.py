@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from string import Template
 from typing import Any
 
+import traitlets
 from IPython.display import DisplayHandle, display
 
 from tracefuse.config.configuration import Config
@@ -151,6 +152,7 @@ class Keeping(Boarding):
     """A view that foresees what its switches change, and keeps its still form up to date."""
 
     payload: Any
+    _is_told = False
     tab: Any
     selected: Any
 
@@ -159,16 +161,38 @@ class Keeping(Boarding):
         return self.measured.payload(variant, self.baseline, self.name)
 
     def _in_two(self, variant: Variant) -> dict[str, Any]:
-        """The payload of another variant of the capture, of which the view has the numbers before the rest is made; where that
-        fails, they are taken back."""
+        """The payload of another variant of the capture, of which the view has the numbers before the rest is made, and then
+        what is on show; where that fails, they are taken back."""
         late = late_parts(self.tab, self.selected)
-        numbers, rest = self.measured.in_two(variant, self.baseline, self.name, late)
-        self.send({"type": "numbers", "numbers": numbers | {"late": late_tabs(late)}})
+        numbers, rest = self.measured.in_two(variant, self.baseline, self.name)
+        self.send({"type": "numbers", "numbers": numbers | {"late": late_tabs(PARTS)}})
         try:
-            return numbers | rest()
+            shown = rest(PARTS - late)
+            if shown:
+                self.send({"type": "numbers", "numbers": shown | {"late": late_tabs(late)}})
+            return numbers | shown | rest(late)
         except BaseException:
             self.send({"type": "numbers", "numbers": None})
             raise
+
+    def _tell_changed(self, shown: Variant) -> None:
+        """Let the payload say what is known by now of what is on show. The view hears of the numbers that are others, which
+        are few: a payload as a whole keeps the kernel and the browser busy while somebody may click."""
+        numbers, _ = self.measured.in_two(shown, self.baseline, self.name)
+        changed = {name: one for name, one in numbers.items() if one != self.payload.get(name)}
+        self._is_told = True
+        try:
+            self.payload = self.payload | changed
+        finally:
+            self._is_told = False
+        self.send({"type": "changed", "changed": changed})
+
+    def notify_change(self, change: Any) -> None:
+        """As ipywidgets (8.1) does it, which sends the trait, but for a payload of which the view is told otherwise."""
+        if self._is_told and change["name"] == "payload":
+            traitlets.HasTraits.notify_change(self, change)
+        else:
+            super().notify_change(change)
 
     def _begin_keeping(self) -> None:
         """Called before the widget is made."""
@@ -222,13 +246,13 @@ class Keeping(Boarding):
             with self._lock:
                 if is_stale():
                     return
-                self.payload = self.held(shown)
+                self._tell_changed(shown)
         configs = [*weights[:1], *switches, *weights[1:]]
         if not self._run_passes(shown, configs, is_stale):
             return
 
         def work_out(variant: Variant) -> None:
-            _, rest = self.measured.in_two(variant, self.baseline, self.name, PARTS)
+            _, rest = self.measured.in_two(variant, self.baseline, self.name)
             if not is_stale():
                 rest()
 

@@ -16,11 +16,14 @@ from tracefuse.widgets.view.late import READ_BY
 
 pytestmark = pytest.mark.browser
 
-# The numbers of a payload that the page holds, as widgets/view/explorer.py sends them while the first tab is open.
+# The numbers of a payload that the page holds, and what the first tab shows of it, as widgets/view/keeping.py sends them.
 TELL = """([number, late]) => {
-    const { forward, backward, update, kernels, aten, memory, ...others } = payloadsOf()[number];
-    const { before, after } = memory;
-    received({ type: "numbers", numbers: { ...others, memory: { before, after }, late } });
+    const { values, forward, backward, update, kernels, aten, memory, ...others } = payloadsOf()[number];
+    received({ type: "numbers", numbers: { ...others, late } });
+}"""
+FOLLOW = """([number, late]) => {
+    const { values, memory: { before, after } } = payloadsOf()[number];
+    received({ type: "numbers", numbers: { values, memory: { before, after }, late } });
 }"""
 HEAD = "() => document.querySelector('[data-testid=tf-verdict]').textContent"
 BODY = "() => document.querySelector('[role=tabpanel]').textContent"
@@ -28,6 +31,7 @@ PLACES = """() => Object.fromEntries([...document.querySelectorAll("[data-testid
     .filter((one) => one.checkVisibility())
     .map((one) => [one.dataset.testid, [one.getBoundingClientRect().x, one.getBoundingClientRect().y]]))"""
 LATE = list(READ_BY)
+LATER = [tab for tab, parts in READ_BY.items() if parts != {"values"}]
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +63,17 @@ def captured(page: Page) -> int:
 
 
 def test_the_numbers_are_there_at_once_and_nothing_moves_when_the_rest_comes(page: Page, captured: int) -> None:
-    before = page.evaluate(HEAD)
+    before, rows = page.evaluate(HEAD), page.evaluate(BODY)
     page.evaluate(TELL, [captured, LATE])
-    head, body, places = page.evaluate(HEAD), page.evaluate(BODY), page.evaluate(PLACES)
+    head = page.evaluate(HEAD)
     assert head != before
+    assert page.evaluate(BODY) == rows
+    expect(page.get_by_role("tabpanel")).to_have_attribute("aria-busy", "true")
+    page.evaluate(FOLLOW, [captured, LATER])
+    expect(page.get_by_role("tabpanel")).to_have_attribute("aria-busy", "false")
+    body, places = page.evaluate(BODY), page.evaluate(PLACES)
+    assert page.evaluate(HEAD) == head
+    assert body != rows
     page.evaluate("(number) => show(number)", captured)
     assert (page.evaluate(HEAD), page.evaluate(BODY)) == (head, body)
     after = page.evaluate(PLACES)
@@ -111,3 +122,19 @@ def test_numbers_of_an_older_switch_do_not_outlive_the_next_payload(page: Page, 
     page.evaluate("(number) => show(number)", captured)
     assert page.evaluate(HEAD) == wanted
     expect(page.get_by_role("tabpanel")).to_have_attribute("aria-busy", "false")
+
+
+def test_what_is_known_anew_of_the_shown_configuration_is_drawn_and_kept(page: Page) -> None:
+    """What each switch changes, once it was foreseen."""
+    page.evaluate("() => set('payload', JSON.parse(JSON.stringify(state.payload)))")  # as a kernel sends it
+    row = page.get_by_test_id("tf-pass-fuse")
+    known, rows = row.text_content(), page.evaluate(BODY)
+    page.evaluate("() => { window.passes = state.payload.passes.map((one) => ({ ...one, without: null })); }")
+    for is_other in (True, False):
+        page.evaluate("""() => {
+            const others = state.payload.passes;
+            received({ type: "changed", changed: { passes } });
+            window.passes = others;
+        }""")
+        assert (row.text_content() != known) == is_other
+        assert page.evaluate(BODY) == rows

@@ -1,19 +1,24 @@
-"""A switch is answered in two parts: what is on show at once, then all of it."""
+"""A switch is answered in three parts: its numbers, which are a small message, what else is on show, then all of it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Set
 from typing import Any
 
 import programs
 import pytest
 import torch
+from ipywidgets import Widget
 
 import tracefuse
+from tracefuse.demo import GPT, batch
 from tracefuse.widgets.payload.program import in_two, payload
 from tracefuse.widgets.view.explorer import Explorer
 from tracefuse.widgets.view.late import PARTS, READ_BY, late_parts, late_tabs
 
-HALVES, KERNELS, SAVED = (
+VALUES, HALVES, KERNELS, SAVED = (
+    {"values", "before", "after"},
     {"forward", "backward", "update"},
     {"kernels", "aten"},
     {"why", "reasons", "modules", "at_peak"},
@@ -35,26 +40,38 @@ def told(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     return found
 
 
-def switched(explorer: Explorer, told: list[tuple[str, Any]], tab: str = "", selected: str = "") -> dict[str, Any]:
-    """The numbers that the view has first of a switch, while that tab is open and that value selected."""
+def switched(
+    explorer: Explorer, told: list[tuple[str, Any]], tab: str = "", selected: str = ""
+) -> list[dict[str, Any]]:
+    """The numbers that the view has first of a switch, while that tab is open and that value selected, and what follows."""
     explorer.tab, explorer.selected = tab, selected
     explorer._on_message(explorer, SWITCH, [])
-    return next(message["numbers"] for kind, message in told if kind == "numbers")
+    return [message["numbers"] for kind, message in told if kind == "numbers"]
 
 
 def test_the_numbers_come_before_the_payload_which_has_all_of_them(
     explorer: Explorer, told: list[tuple[str, Any]]
 ) -> None:
-    numbers = switched(explorer, told)
-    assert [kind for kind, _ in told] == ["numbers", "payload", "answered"]
+    numbers, shown = switched(explorer, told)
+    assert [kind for kind, _ in told] == ["numbers", "numbers", "payload", "answered"]
     assert numbers["late"] == list(READ_BY)
+    assert shown.keys() == {"values", "memory", "late"}
+    assert shown["late"] == [tab for tab, parts in READ_BY.items() if parts - {"values"}]
     whole = explorer.payload
     assert whole == payload(explorer.variant, name=None)
     assert "late" not in whole
-    alike = numbers.keys() - {"late", "memory"}
+    alike = numbers.keys() - {"late"}
     assert {name: numbers[name] for name in alike} == {name: whole[name] for name in alike}
-    assert numbers["memory"].items() <= whole["memory"].items()
-    assert whole.keys() - alike == {*HALVES, *KERNELS, "memory"}
+    assert shown["values"] == whole["values"]
+    assert shown["memory"].items() <= whole["memory"].items()
+    assert whole.keys() - alike == {*HALVES, *KERNELS, "values", "memory"}
+
+
+def test_numbers_are_a_small_part_of_a_payload_whatever_the_number_of_ops() -> None:
+    """A browser reads and draws them in a moment."""
+    model, data = GPT(layers=6, width=16, heads=2, vocab=31, length=8), batch(31, 1, 8)
+    numbers, rest = in_two(tracefuse.capture(lambda: model(*data).backward()).optimize())
+    assert 10 * len(json.dumps(numbers)) < len(json.dumps(numbers | rest()))
 
 
 def test_numbers_whose_payload_fails_are_taken_back(
@@ -62,7 +79,7 @@ def test_numbers_whose_payload_fails_are_taken_back(
 ) -> None:
     def failing(*arguments: Any) -> Any:
         numbers, _ = found(*arguments)
-        return numbers, lambda: 1 // 0
+        return numbers, lambda _: 1 // 0
 
     found = explorer.measured.in_two
     monkeypatch.setattr(explorer.measured, "in_two", failing)
@@ -74,28 +91,34 @@ def test_numbers_whose_payload_fails_are_taken_back(
 @pytest.mark.parametrize(
     ("tab", "selected", "there"),
     [
-        ("", "", set()),
-        ("trace", "", set()),
-        ("code", "", HALVES | KERNELS),
-        ("graph", "", HALVES),
-        ("kernels", "", KERNELS),
-        ("memory", "", SAVED),
-        ("timeline", "", SAVED),
-        ("layers", "cat", KERNELS | SAVED),
-        ("code", "cat", HALVES | KERNELS | SAVED),
+        ("", "", VALUES),
+        ("trace", "", VALUES),
+        ("findings", "", set()),
+        ("code", "", VALUES | HALVES | KERNELS),
+        ("graph", "", VALUES | HALVES),
+        ("kernels", "", VALUES | KERNELS),
+        ("memory", "", VALUES | SAVED),
+        ("timeline", "", VALUES | SAVED),
+        ("layers", "cat", VALUES | KERNELS | SAVED),
+        ("findings", "cat", VALUES | KERNELS | SAVED),
+        ("code", "cat", VALUES | HALVES | KERNELS | SAVED),
     ],
 )
-def test_what_is_on_show_is_among_the_numbers(
+def test_what_is_on_show_follows_the_numbers_before_the_payload(
     explorer: Explorer, told: list[tuple[str, Any]], tab: str, selected: str, there: set[str]
 ) -> None:
-    numbers = switched(explorer, told, tab, selected)
-    assert (HALVES | KERNELS | SAVED) & (numbers.keys() | numbers["memory"].keys()) == there
-    assert tab not in numbers["late"]
+    numbers, *shown = switched(explorer, told, tab, selected)
+    late = VALUES | HALVES | KERNELS | SAVED
+    assert not late & numbers.keys()
+    assert "memory" not in numbers
+    assert {name for one in shown for name in late & (one.keys() | one["memory"].keys())} == there
+    assert (tab or "trace") not in (shown or [numbers])[-1]["late"]
 
 
 def test_every_late_part_is_one_that_a_tab_waits_for() -> None:
     assert set().union(*READ_BY.values()) == PARTS
-    assert late_tabs(late_parts("", "")) == list(READ_BY)
+    assert late_tabs(PARTS) == list(READ_BY)
+    assert late_tabs(late_parts("", "")) == [tab for tab in READ_BY if tab not in ("trace", "layers")]
     assert late_tabs(frozenset()) == []
 
 
@@ -112,7 +135,24 @@ def test_what_is_known_anew_of_the_same_configuration_comes_whole(
     assert [kind for kind, _ in told if kind == "numbers"] == []
 
 
-@pytest.mark.parametrize("late", [frozenset(), PARTS, frozenset({"code"})])
-def test_both_parts_together_are_the_payload(explorer: Explorer, late: frozenset[str]) -> None:
-    numbers, rest = in_two(explorer.variant, late=late)
-    assert numbers | rest() == payload(explorer.variant)
+@pytest.mark.parametrize("first", [set(), PARTS, {"values"}, {"values", "code"}, {"values", "saved"}])
+def test_all_parts_together_are_the_payload(explorer: Explorer, first: Set[str]) -> None:
+    numbers, rest = in_two(explorer.variant)
+    assert numbers | rest(first) | rest(PARTS - first) == payload(explorer.variant)
+
+
+def test_what_is_foreseen_of_the_configuration_on_show_is_told_by_what_it_changes(
+    explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trait has it, for whoever asks for it anew, and is not sent."""
+    sent: list[str] = []
+    monkeypatch.setattr(Widget, "notify_change", lambda _, change: sent.append(change["name"]))
+    before = explorer.payload
+    explorer._foresee(lambda: False)
+    ((kind, message),) = [one for one in told if one[0] != "payload"]
+    assert (kind, sent) == ("changed", [])
+    assert {"passes"} <= message["changed"].keys() <= {"passes", "sentence"}
+    assert before != explorer.payload == before | message["changed"]
+    assert explorer.payload == explorer.held(explorer.variant)
+    explorer.payload = before
+    assert sent == ["payload"]

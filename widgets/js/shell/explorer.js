@@ -130,8 +130,14 @@ export class Explorer {
   receive(message, buffers) {
     if (message.type === "file") return this.verdict.menu.received(message, buffers[0]);
     if (message.type === "answered") return this.answer(message.to);
+    const { payload } = this;
     const whole = this.model.get("payload");
-    this.ahead = message.numbers && { ...whole, ...message.numbers, memory: { ...whole.memory, ...message.numbers.memory }, whole };
+    if (message.changed) {
+      Object.assign(whole, message.changed);
+      this.drawVerdict();
+      return this.drawSide();
+    }
+    this.ahead = message.numbers && { ...payload, ...message.numbers, memory: { ...payload.memory, ...message.numbers.memory }, whole };
     this.drawAll();
   }
 
