@@ -41,8 +41,8 @@ STATES: dict[str, tuple[int, dict[str, Any]]] = {
     "refused": (0, IDLE | {"error": {"panel": "passes", "at": "freeze", "message": "no parameter matches 'x': " * 5}}),
     "writing": (0, IDLE | {"busy": "take"}),
 }
-# Every state at a width and every width in several, the first state at all of them: that all states have their controls at
-# the same places is seen at each width.
+# In every state all is used at one width, in the first one at all of them; where the controls of a state stand before any is
+# used is seen at each width.
 IN_TURN = [
     *(("captured", width) for width in WIDTHS),
     *((state, WIDTHS[at % len(WIDTHS)]) for at, state in enumerate(STATES) if state != "captured"),

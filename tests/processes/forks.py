@@ -169,9 +169,18 @@ def start(arguments: Sequence[str], cwd: Path | None, env: Mapping[str, str], ou
 
 
 class Kernel(Fork):
-    """What Jupyter asks of the `subprocess.Popen` of a kernel; signals go to its group."""
+    """What Jupyter asks of the `subprocess.Popen` of a kernel; signals go to its group, and to itself where that is gone."""
 
     stdin = stdout = stderr = None
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def start_kernel(command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str], **_: Any) -> Kernel:

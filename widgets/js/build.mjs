@@ -59,7 +59,7 @@ function written(bytes) {
 /** @param {string} text a module that exports `default` and `mountPage` */
 async function packed(text) {
   const { default: zopfli } = await import("@gfx/zopfli");
-  const bytes = await zopfli.deflateAsync(Buffer.from(text), { numiterations: 15 });
+  const bytes = await zopfli.deflateAsync(Buffer.from(text), { numiterations: 120 });
   return `// Made by widgets/js/build.mjs.
 const packed = "${written(bytes)}";
 const data = new Uint8Array(${bytes.length});

@@ -12,6 +12,7 @@ function render({ model, el }) {
   const explorer = new Explorer(model, el);
   const listeners = /** @type {[string, (...args: any[]) => void][]} */ ([
     ["change:payload", () => explorer.drawAll()],
+    ["change:anew", () => (explorer.drawVerdict(), explorer.drawSide())],
     ["change:status", () => explorer.drawStatus()],
     ["change:timeline", () => explorer.drawAll()],
     ["change:step", () => explorer.drawSelection()],

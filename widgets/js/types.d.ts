@@ -513,6 +513,8 @@ interface Status {
 }
 
 interface State {
+  /** The fields of `payload` that became known since it came: those of the shown configuration, until another payload comes. */
+  anew?: Partial<Payload>;
   /** Hexadecimal digits that no other view has: its still form is of the class `tf-still-KEY`. "" in a saved page. */
   key: string;
   payload: Payload;
@@ -544,7 +546,6 @@ interface Model {
  * Choices of passes, of what is pinned and of the clock are answered by a custom message { type: "answered", to }. Before the
  * trait `payload` has what another configuration comes to, its numbers come in a message { type: "numbers", numbers }: a
  * `Payload` with `late`, and without what takes longer; null takes them back. In another one follows what is on show of that.
- * What is known anew of the configuration on show may come as { type: "changed", changed }, the fields that are others now.
  */
 type Message =
   /** Asks for nothing: sending it fails where the kernel is gone. */

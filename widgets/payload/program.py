@@ -86,7 +86,8 @@ VERSION = 2
 
 
 class Rest(Protocol):
-    """What makes the fields of a payload that come after its numbers: those of the named parts, by default of all."""
+    """What makes the fields of a payload that come after its numbers: those of the named parts, by default of all. The field
+    `memory` is of two parts: of "values" without what is saved, of "saved" whole."""
 
     def __call__(self, names: Collection[str] = ...) -> dict[str, Any]: ...
 

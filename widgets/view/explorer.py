@@ -101,7 +101,10 @@ class Explorer(Timing):
             self.variant = variant = variant or self.variant
             self._follow_capture()
             self.measured.adopt(variant)
-            self.payload = self._in_two(variant) if is_switch else self.held(variant)
+            payload = self._in_two(variant) if is_switch else self.held(variant)
+            if payload != self.payload:
+                self.anew = {}  # which is of the one before
+                self.payload = payload
             self.board = self._board()
             self.config = config_record(variant.config)
             if self.step is not None:

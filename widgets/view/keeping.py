@@ -119,6 +119,10 @@ MOST_AT_ONCE = 300
 """Values of a program whose page is made with the cell's output: a larger one's takes a part of a second."""
 
 
+FORESEEN = {"passes", "sentence"}
+"""The fields of a payload that say what switches change."""
+
+
 class Keeper:
     """Calls `work(is_stale)` in a thread so many seconds after the last `touch`; what is stale then ends early."""
 
@@ -149,10 +153,15 @@ class Keeper:
 
 
 class Keeping(Boarding):
-    """A view that foresees what its switches change, and keeps its still form up to date."""
+    """A view that foresees what its switches change, and keeps its still form up to date.
+
+    The trait `anew` has the fields of the trait `payload` that became known since that was sent.
+    """
+
+    anew = traitlets.Dict().tag(sync=True)
+    _is_told = False
 
     payload: Any
-    _is_told = False
     tab: Any
     selected: Any
 
@@ -180,12 +189,16 @@ class Keeping(Boarding):
         are few: a payload as a whole keeps the kernel and the browser busy while somebody may click."""
         numbers, _ = self.measured.in_two(shown, self.baseline, self.name)
         changed = {name: one for name, one in numbers.items() if one != self.payload.get(name)}
-        self._is_told = True
-        try:
-            self.payload = self.payload | changed
-        finally:
-            self._is_told = False
-        self.send({"type": "changed", "changed": changed})
+        if not changed.keys() <= FORESEEN:  # the clock is another one, as with another target
+            self.anew = {}
+            self.payload = self.held(shown)
+        elif changed:
+            self._is_told = True
+            try:
+                self.payload = self.payload | changed
+            finally:
+                self._is_told = False
+            self.anew = self.anew | changed
 
     def notify_change(self, change: Any) -> None:
         """As ipywidgets (8.1) does it, which sends the trait, but for a payload of which the view is told otherwise."""
@@ -239,14 +252,12 @@ class Keeping(Boarding):
         """Tell what each switch changes, then work out what the view says of it once it is used."""
         shown = self.variant
         switches, weights = foreseen(shown), reweighed(shown.config)
-        unknown = [config for config in switches if shown.capture.made(config) is None]
         if not self._run_passes(shown, [*weights[:1], *switches], is_stale):
             return
-        if unknown:
-            with self._lock:
-                if is_stale():
-                    return
-                self._tell_changed(shown)
+        with self._lock:
+            if is_stale():
+                return
+            self._tell_changed(shown)
         configs = [*weights[:1], *switches, *weights[1:]]
         if not self._run_passes(shown, configs, is_stale):
             return

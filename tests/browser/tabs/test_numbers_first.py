@@ -128,13 +128,48 @@ def test_what_is_known_anew_of_the_shown_configuration_is_drawn_and_kept(page: P
     """What each switch changes, once it was foreseen."""
     page.evaluate("() => set('payload', JSON.parse(JSON.stringify(state.payload)))")  # as a kernel sends it
     row = page.get_by_test_id("tf-pass-fuse")
-    known, rows = row.text_content(), page.evaluate(BODY)
-    page.evaluate("() => { window.passes = state.payload.passes.map((one) => ({ ...one, without: null })); }")
-    for is_other in (True, False):
-        page.evaluate("""() => {
-            const others = state.payload.passes;
-            received({ type: "changed", changed: { passes } });
-            window.passes = others;
-        }""")
-        assert (row.text_content() != known) == is_other
-        assert page.evaluate(BODY) == rows
+    known, rows, head = row.text_content(), page.evaluate(BODY), page.evaluate(HEAD)
+    page.evaluate("""() => {
+        const { passes, sentence } = state.payload;
+        window.known = { passes, sentence };
+        const head = `${sentence.head} And another word.`;
+        set("anew", { passes: passes.map((one) => ({ ...one, without: null })), sentence: { ...sentence, head } });
+    }""")
+    assert row.text_content() != known
+    assert "And another word." in page.evaluate(HEAD)
+    assert page.evaluate(BODY) == rows
+    page.evaluate("() => set('anew', known)")
+    assert (row.text_content(), page.evaluate(HEAD), page.evaluate(BODY)) == (known, head, rows)
+    assert page.evaluate("() => state.payload.passes === known.passes")
+
+
+def test_a_view_that_is_made_later_knows_it_too(page: Page) -> None:
+    page.evaluate("""() => {
+        set("payload", JSON.parse(JSON.stringify(state.payload)));
+        state.anew = { passes: state.payload.passes.map((one) => ({ ...one, without: null })) };
+    }""")
+    row = page.get_by_test_id("tf-pass-fuse")
+    known = row.text_content()
+    page.evaluate("() => set('live', true)")  # as another view of the model draws all
+    assert row.text_content() != known
+
+
+def test_details_wait_for_the_rows(page: Page, captured: int) -> None:
+    """A value's time is not seen beside what another configuration made of it."""
+    value = page.evaluate("(number) => Object.keys(payloadsOf()[number].values).at(-1)", captured)
+    page.evaluate("(value) => set('selected', value)", value)
+    details = page.get_by_test_id("tf-details")
+    before = details.text_content()
+    page.evaluate(TELL, [captured, LATE])
+    assert details.text_content() == before
+    page.evaluate(FOLLOW, [captured, LATER])
+    assert details.text_content() != before
+
+
+def test_numbers_whose_rows_never_come_are_taken_back_with_the_kernel(page: Page, captured: int) -> None:
+    head = page.evaluate(HEAD)
+    page.evaluate(TELL, [captured, LATE])
+    assert page.evaluate(HEAD) != head
+    page.evaluate("() => set('live', false)")
+    expect(page.get_by_role("tabpanel")).to_have_attribute("aria-busy", "false")
+    assert page.get_by_test_id("tf-tile-ops").text_content() in head

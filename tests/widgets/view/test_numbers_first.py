@@ -144,15 +144,26 @@ def test_all_parts_together_are_the_payload(explorer: Explorer, first: Set[str])
 def test_what_is_foreseen_of_the_configuration_on_show_is_told_by_what_it_changes(
     explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trait has it, for whoever asks for it anew, and is not sent."""
+    """The payload has it, for whoever asks for it anew, and is not sent."""
     sent: list[str] = []
     monkeypatch.setattr(Widget, "notify_change", lambda _, change: sent.append(change["name"]))
     before = explorer.payload
     explorer._foresee(lambda: False)
-    ((kind, message),) = [one for one in told if one[0] != "payload"]
-    assert (kind, sent) == ("changed", [])
-    assert {"passes"} <= message["changed"].keys() <= {"passes", "sentence"}
-    assert before != explorer.payload == before | message["changed"]
+    assert sent == ["anew"]
+    assert {"passes"} <= explorer.anew.keys() <= {"passes", "sentence"}
+    assert before != explorer.payload == before | explorer.anew
     assert explorer.payload == explorer.held(explorer.variant)
-    explorer.payload = before
+    explorer._foresee(lambda: False)
+    assert sent == ["anew"], "nothing is told twice"
+    explorer.configure({"fuse": False})
+    assert explorer.anew == {}
+    assert sent.index("anew", 1) < sent.index("payload"), "it is of the payload before"
+
+
+def test_what_is_foreseen_for_another_target_comes_whole(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(Widget, "notify_change", lambda _, change: sent.append(change["name"]))
+    tracefuse.target("L4")
+    explorer._foresee(lambda: False)
     assert sent == ["payload"]
+    assert explorer.payload == explorer.held(explorer.variant)

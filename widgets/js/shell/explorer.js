@@ -131,13 +131,8 @@ export class Explorer {
     if (message.type === "file") return this.verdict.menu.received(message, buffers[0]);
     if (message.type === "answered") return this.answer(message.to);
     const { payload } = this;
-    const whole = this.model.get("payload");
-    if (message.changed) {
-      Object.assign(whole, message.changed);
-      this.drawVerdict();
-      return this.drawSide();
-    }
-    this.ahead = message.numbers && { ...payload, ...message.numbers, memory: { ...payload.memory, ...message.numbers.memory }, whole };
+    const { numbers } = message;
+    this.ahead = numbers && { ...payload, ...numbers, memory: { ...payload.memory, ...numbers.memory }, whole: this.model.get("payload") };
     this.drawAll();
   }
 
@@ -170,7 +165,10 @@ export class Explorer {
   drawAll() {
     // A payload is the answer to the last choice; a timeline is none.
     if (this.view.payload !== this.answered) this.history.accept(this.view.payload);
-    if (!this.view.live) this.history.giveUp();
+    if (!this.view.live) {
+      this.ahead = null;
+      this.history.giveUp();
+    }
     this.answered = this.view.payload;
     this.connection.draw();
     this.drawVerdict();
@@ -200,7 +198,9 @@ export class Explorer {
     this.drawDetails();
   }
 
+  /** With what is known anew of the payload. */
   drawVerdict() {
+    Object.assign(this.model.get("payload"), this.model.get("anew"));
     this.root.dataset.busy = Object.keys(this.history.pending).length > 0 ? "passes" : this.view.status.busy;
     this.verdict.draw(this.view);
     this.background.consider(this.view);
@@ -264,6 +264,8 @@ export class Explorer {
   }
 
   drawDetails() {
+    // They come with the rows.
+    if (this.payload.late?.includes(PANELS[0].id)) return;
     this.swap(this.slots.details, details({ ...this.view, payload: this.chosen, step: this.tab === "code" ? this.view.step : null }, this.showsPass, this.open, this.act));
     this.lift.draw(this.view.selected !== "" || this.open.pass !== "");
   }
