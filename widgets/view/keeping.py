@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from string import Template
 from typing import Any
@@ -262,12 +262,13 @@ class Keeping(Boarding):
         if not self._run_passes(shown, configs, is_stale):
             return
 
-        def work_out(variant: Variant) -> None:
+        def work_out(variant: Variant, parts: Set[str]) -> None:
             _, rest = self.measured.in_two(variant, self.baseline, self.name)
             if not is_stale():
-                rest()
+                rest(parts)
 
-        self._ahead(shown, configs, work_out, is_stale)
+        for parts in (frozenset[str](), PARTS):  # of all their numbers first
+            self._ahead(shown, configs, lambda variant, parts=parts: work_out(variant, parts), is_stale)
 
     def _run_passes(self, shown: Variant, configs: Sequence[Config], is_stale: Callable[[], bool]) -> bool:
         """Run the passes of `configs`, whose sizes and payloads cost little then; False once something else is shown."""
