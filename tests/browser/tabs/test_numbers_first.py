@@ -26,6 +26,8 @@ FOLLOW = """([number, late]) => {
     received({ type: "numbers", numbers: { values, memory: { before, after }, late } });
 }"""
 HEAD = "() => document.querySelector('[data-testid=tf-verdict]').textContent"
+# What a timeline says beside its lines comes with a frame.
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 BODY = "() => document.querySelector('[role=tabpanel]').textContent"
 PLACES = """() => Object.fromEntries([...document.querySelectorAll("[data-testid=tf-root] [data-testid]")]
     .filter((one) => one.checkVisibility())
@@ -108,9 +110,11 @@ def test_a_tab_that_is_opened_first_while_it_waits_is_drawn_with_the_rest(page: 
     page.evaluate("(value) => set('selected', value)", value)
     page.get_by_test_id("tf-search").fill("mm")
     page.evaluate("(number) => show(number)", captured)
+    page.evaluate(DRAWN)
     got = page.evaluate(BODY)
     page.get_by_test_id("tf-tab-trace").click()
     page.get_by_test_id(f"tf-tab-{tab}").click()
+    page.evaluate(DRAWN)
     assert got == page.evaluate(BODY) != ""
 
 
