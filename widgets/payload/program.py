@@ -134,19 +134,6 @@ def in_two(
     sizes, stopped = summary(beside, variant, timing), blocked(variant)
     ranked = in_order(findings, findings.launches if clock.launches else 0)
     found = finding_records(ranked, variant, tried or {})
-
-    def alive() -> dict[str, Any]:
-        return {"before": memory(beside.whole_in_place), "after": memory(variant.whole_in_place)}
-
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "values": lambda: {"values": values(before, after, op_times, line_records(variant)), "memory": alive()},
-        "code": lambda: code_records(beside, variant),
-        "kernels": lambda: {
-            "kernels": kernel_records(variant, op_times[1], clock.peaks, inspected, clock.of),
-            "aten": aten_records(variant, op_times[1], clock.peaks),
-        },
-        "saved": lambda: {"memory": alive() | saved_record(beside, variant)},
-    }
     passes = _pass_records(variant, clock, deltas, shares)
     numbers = {
         "version": VERSION,
@@ -187,12 +174,30 @@ def in_two(
         "notes": notes(variant, timing),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
     }
+    return numbers, _rest(variant, beside, clock, inspected)
+
+
+def _rest(variant: Variant, beside: Variant, clock: Clock, inspected: Mapping[str, Resources] | None) -> Rest:
+    after, times = variant.whole, clock.times
+
+    def alive() -> dict[str, Any]:
+        return {"before": memory(beside.whole_in_place), "after": memory(variant.whole_in_place)}
+
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "values": lambda: {"values": values(beside.whole, after, times, line_records(variant)), "memory": alive()},
+        "code": lambda: code_records(beside, variant),
+        "kernels": lambda: {
+            "kernels": kernel_records(variant, times[1], clock.peaks, inspected, clock.of),
+            "aten": aten_records(variant, times[1], clock.peaks),
+        },
+        "saved": lambda: {"memory": alive() | saved_record(beside, variant)},
+    }
 
     @uncollected()
     def rest(names: Collection[str] = parts.keys()) -> dict[str, Any]:
         return {field: one for name in parts if name in names for field, one in parts[name]().items()}
 
-    return numbers, rest
+    return rest
 
 
 def _pass_records(

@@ -24,7 +24,7 @@ def test_jupyterlab_shows_an_explorer_and_says_after_how_long(root: Path, tmp_pa
     assert min(seconds.values()) > 0
 
 
-def test_a_click_is_timed_until_the_view_shows_other_figures(root: Path, tmp_path: Path) -> None:
+def test_a_click_is_timed_until_the_view_shows_its_numbers(root: Path, tmp_path: Path) -> None:
     script = root / "tests" / "bench" / "overhead" / "clicks.py"
     command = [sys.executable, str(script), "--small", "--out", "out.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

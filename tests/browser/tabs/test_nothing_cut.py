@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,14 @@ COUNTS = """() => {
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser, whole_step: Path) -> Iterator[Page]:
+    with shown(browser, whole_step) as page:
+        yield page
+
+
+@contextmanager
+def shown(browser: Browser, path: Path) -> Iterator[Page]:
     page = browser.new_page()
-    page.goto(whole_step.as_uri())
+    page.goto(path.as_uri())
     page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
     yield page
     page.close()
@@ -55,11 +62,8 @@ def test_no_word_is_cut_and_nothing_overlaps(page: Page, tab: str) -> None:
 @pytest.fixture(scope="module")
 def other(browser: Browser, whole_step: Path) -> Iterator[Page]:
     """One beside `opened`, whose view stays as it is while a width is looked at."""
-    page = browser.new_page()
-    page.goto(whole_step.as_uri())
-    page.wait_for_selector("[data-testid=tf-root][data-ready='1']")
-    yield page
-    page.close()
+    with shown(browser, whole_step) as page:
+        yield page
 
 
 @pytest.mark.parametrize("width", [*WIDTHS, 1100, 700])
