@@ -26,6 +26,8 @@ from lab import chromium
 GPU_WORKERS = 8
 """More processes on one GPU take its memory for their contexts and gain nothing."""
 
+MOST_CRASHES = 1
+"""A test that ends its process begins anew in another one; the second end is that of the run."""
 
 # An example may take as long as other work lets it, and every run draws the same ones.
 settings.register_profile(
@@ -45,6 +47,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     paths = [Path(argument.partition("::")[0]) for argument in config.args]
     if len(set(paths)) > 1 or any(path.is_dir() for path in paths):
         config.option.numprocesses = "auto"
+        config.option.maxworkerrestart = MOST_CRASHES
         if config.option.dist == "no":
             config.option.dist = "loadfile"
 

@@ -131,7 +131,7 @@ class Alone:
         with self._lock:
             self._within_reach.discard(me)
             if me in self._stopped or (self._thread == me and self._is_ended):
-                _raise_in(me, None)  # which has not come yet: it would come where nobody expects it
+                _let_come(me)
 
     # --- coming in between --------------------------------------------------------------------------------------------
 
@@ -180,10 +180,21 @@ class Alone:
             _raise_in(thread, Disturbed)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise `error` in a thread before its next step; None takes back what was not raised yet."""
-    raised = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise `error` in a thread before its next step, in place of what is to be raised there and has not come yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _let_come(me: int) -> None:
+    """Let `Disturbed` that was raised in this thread come now, since nobody expects it later. To take it back by raising
+    nothing in its place would leave Python 3.11 looking for it for good, and in a loop without end where a function begins
+    under a profiler or a debugger."""
+    try:
+        _raise_in(me, Disturbed)  # also where it has come already: there is one for sure, and no other
+        while True:
+            pass
+    except Disturbed:
+        pass
 
 
 alone = Alone()

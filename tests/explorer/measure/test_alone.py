@@ -11,6 +11,7 @@ from itertools import count
 import pytest
 import torch
 from fake_clock import FakeClock
+from forks import run_python
 
 from tracefuse.errors import Cancelled
 from tracefuse.measure.alone import Alone, Disturbed, alone, turn
@@ -176,6 +177,33 @@ def test_no_exception_comes_late() -> None:
     assert timing.ended().raised is None
     assert len(ended) == 20
     assert finished
+
+
+PROFILED = """
+import sys, threading
+from tracefuse.measure.alone import Disturbed, alone
+
+def replay():
+    alone.stop(threading.get_ident())
+
+for _ in range(2):
+    try:
+        alone.within_reach(replay)
+        raise SystemExit("it went on")
+    except Disturbed:
+        alone.forget(threading.get_ident())
+begun = []
+sys.setprofile(lambda frame, event, _: begun.append(event))
+replay()
+sys.setprofile(None)
+assert "call" in begun
+"""
+
+
+def test_behind_what_was_ended_a_profiler_works() -> None:
+    """Python 3.11 begins no function under a profiler while it looks for an exception, though there is none any more."""
+    ended = run_python(["-c", PROFILED], timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_the_generator_is_left_as_it_is_found_also_by_what_is_ended(work: Work) -> None:
