@@ -545,7 +545,8 @@ interface Model {
 /**
  * Choices of passes, of what is pinned and of the clock are answered by a custom message { type: "answered", to }. Before the
  * trait `payload` has what another configuration comes to, its numbers come in a message { type: "numbers", numbers }: a
- * `Payload` with `late`, and without what takes longer; null takes them back. In another one follows what is on show of that.
+ * `Payload` with `late`, and without what takes longer; null takes them back. In another one follows what is on show of that,
+ * and the trait once nobody clicks.
  */
 type Message =
   /** Asks for nothing: sending it fails where the kernel is gone. */

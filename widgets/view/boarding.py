@@ -185,11 +185,12 @@ class Boarding(Answering):
             pair = message["pair"]
             self._start("board", lambda _: self.compare(*map(self._at, pair)))
         elif kind == "return":
-            self._answer("passes", lambda: self.show(self._at(message)))
+            self._answer("passes", lambda: self._show(self._at(message)))
         else:
             return False
         return True
 
-    def show(self, variant: Variant | None = None) -> None:
-        """Show another variant of a capture on the board (default: the same, with what is known by now)."""
+    def _show(self, variant: Variant | None = None) -> None:
+        """Show another variant of a capture on the board (default: the same, with what is known by now); its payload may
+        follow."""
         raise NotImplementedError

@@ -45,7 +45,6 @@ class Explorer(Timing):
     """
 
     _esm = (STATIC / "widget.js").read_text(encoding="utf-8")  # of a path, anywidget keeps every widget for good
-    payload = traitlets.Dict().tag(sync=True)
     selected = traitlets.Unicode("").tag(sync=True)
     config = traitlets.Dict().tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
@@ -95,21 +94,24 @@ class Explorer(Timing):
 
     def show(self, variant: Variant | None = None) -> None:
         """Show another variant of a capture on the board (default: the same, with what is known by now)."""
+        self._show(variant)
+        self.settle()
+
+    def _show(self, variant: Variant | None = None) -> None:
         with self._lock:
             before = self.variant
             is_switch = variant is not None and variant.capture is before.capture and variant.config != before.config
             self.variant = variant = variant or self.variant
             self._follow_capture()
             self.measured.adopt(variant)
-            payload = self._in_two(variant) if is_switch else self.held(variant)
-            if payload != self.payload:
-                self.anew = {}  # which is of the one before
-                self.payload = payload
+            if is_switch:
+                self._tell_numbers(variant)
+            else:
+                self._tell_payload(self.held(variant))
             self.board = self._board()
             self.config = config_record(variant.config)
             if self.step is not None:
                 self.show_pass(self.step["pass"])
-            self._update_still()
 
     def show_pass(self, name: str) -> None:
         """Show beside the whole what the pass called `name` alone changed, as the trait `step`; for "*" what all of them did,
@@ -124,17 +126,21 @@ class Explorer(Timing):
             else:
                 self.step = change_record(name, shown.passes, () if shown.update is None else shown.update.passes)
 
-    @uncollected()
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist, and `PassError`
         for those with which the pass that takes them fails: what was shown stays."""
+        self._configure(changes)
+        self.settle()
+
+    @uncollected()
+    def _configure(self, changes: dict[str, Any]) -> None:
         variant = self.variant.with_config(**changes)
         before, after = config_record(self.variant.config), config_record(variant.config)
         changed = {PASS_OF.get(option, option) for option in after if after[option] != before.get(option)}
         with self._answering():
             if why := next((one.error for one in variant.passes if one.error and one.name in changed), None):
                 raise PassError(why)
-            self.show(variant)
+            self._show(variant)
 
     def pin(self, variant: Variant | None = None) -> None:
         """Compare with `variant` (default: the shown one) from now on, in place of the captured program."""
@@ -216,7 +222,7 @@ class Explorer(Timing):
         if kind == "configure":
             changes = message["changes"]
             option = next(iter(changes), "")
-            self._answer("passes", lambda: self.configure(changes), at=PASS_OF.get(option, option))
+            self._answer("passes", lambda: self._configure(changes), at=PASS_OF.get(option, option))
         elif kind == "pin":
             given = message.get("config")
             pinned = self.variant.with_config(**given) if given else None

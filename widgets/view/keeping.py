@@ -1,7 +1,5 @@
-"""What a view is told of a variant, and what is made while nobody asks for anything: what each switch would change, and the
-still form that a notebook keeps.
-
-A switch is answered by its numbers first, then by all that there is to say: see `tracefuse.widgets.view.late`.
+"""What is made while nobody asks for anything: what a switch left to be made, what each switch would change, and the still
+form that a notebook keeps.
 
 What a switch changes is told by the step without that pass. Its passes run right after the view is shown, while no cell runs
 and nothing is measured, and are at hand when the switch is used; so is what the view says of its traces, which is worked out
@@ -33,7 +31,6 @@ from contextlib import contextmanager
 from string import Template
 from typing import Any
 
-import traitlets
 from IPython.display import DisplayHandle, display
 
 from tracefuse.config.configuration import Config
@@ -43,10 +40,11 @@ from tracefuse.widgets.html import held_configurations, page, tried_on
 from tracefuse.widgets.payload.facts import step_size
 from tracefuse.widgets.payload.without import foreseen, reweighed
 from tracefuse.widgets.text import to_static_form, to_text
-from tracefuse.widgets.view.boarding import Boarding
+from tracefuse.widgets.view.answering import sentence
 from tracefuse.widgets.view.ending import publish
-from tracefuse.widgets.view.late import PARTS, late_parts, late_tabs
+from tracefuse.widgets.view.late import PARTS
 from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn, is_timed_elsewhere, is_unasked_timed
+from tracefuse.widgets.view.telling import Telling
 
 _FRAMED = Template("""<div class="tf-still-$key"><div>$tables</div><script type="text/plain">$page</script><script>
 for (const host of document.querySelectorAll(".tf-still-$key")) {
@@ -115,12 +113,10 @@ QUIET_S = 3.0
 """How long nothing was asked for before a page is made."""
 SOON_S = 0.2
 """The same before the passes run for the configurations one switch away."""
+SETTLED_S = 0.8
+"""The same before the payload of a switch is made and sent, which keeps the kernel busy: the next click may follow."""
 MOST_AT_ONCE = 300
 """Values of a program whose page is made with the cell's output: a larger one's takes a part of a second."""
-
-
-FORESEEN = {"passes", "sentence"}
-"""The fields of a payload that say what switches change."""
 
 
 class Keeper:
@@ -152,60 +148,8 @@ class Keeper:
             self._timer.cancel()
 
 
-class Keeping(Boarding):
-    """A view that foresees what its switches change, and keeps its still form up to date.
-
-    The trait `anew` has the fields of the trait `payload` that became known since that was sent.
-    """
-
-    anew = traitlets.Dict().tag(sync=True)
-    _is_told = False
-
-    payload: Any
-    tab: Any
-    selected: Any
-
-    def held(self, variant: Variant) -> dict[str, Any]:
-        """The payload of any variant of the capture, beside the baseline and with what was measured here."""
-        return self.measured.payload(variant, self.baseline, self.name)
-
-    def _in_two(self, variant: Variant) -> dict[str, Any]:
-        """The payload of another variant of the capture, of which the view has the numbers before the rest is made, and then
-        what is on show; where that fails, they are taken back."""
-        late = late_parts(self.tab, self.selected)
-        numbers, rest = self.measured.in_two(variant, self.baseline, self.name)
-        self.send({"type": "numbers", "numbers": numbers | {"late": late_tabs(PARTS)}})
-        try:
-            shown = rest(PARTS - late)
-            if shown:
-                self.send({"type": "numbers", "numbers": shown | {"late": late_tabs(late)}})
-            return numbers | shown | rest(late)
-        except BaseException:
-            self.send({"type": "numbers", "numbers": None})
-            raise
-
-    def _tell_changed(self, shown: Variant) -> None:
-        """Let the payload say what is known by now of what is on show. The view hears of the numbers that are others, which
-        are few: a payload as a whole keeps the kernel and the browser busy while somebody may click."""
-        numbers, _ = self.measured.in_two(shown, self.baseline, self.name)
-        changed = {name: one for name, one in numbers.items() if one != self.payload.get(name)}
-        if not changed.keys() <= FORESEEN:  # the clock is another one, as with another target
-            self.anew = {}
-            self.payload = self.held(shown)
-        elif changed:
-            self._is_told = True
-            try:
-                self.payload = self.payload | changed
-            finally:
-                self._is_told = False
-            self.anew = self.anew | changed
-
-    def notify_change(self, change: Any) -> None:
-        """As ipywidgets (8.1) does it, which sends the trait, but for a payload of which the view is told otherwise."""
-        if self._is_told and change["name"] == "payload":
-            traitlets.HasTraits.notify_change(self, change)
-        else:
-            super().notify_change(change)
+class Keeping(Telling):
+    """A view that foresees what its switches change, and keeps its still form up to date."""
 
     def _begin_keeping(self) -> None:
         """Called before the widget is made."""
@@ -225,8 +169,7 @@ class Keeping(Boarding):
     def _update_still(self) -> None:
         """Let it say what is shown now, as tables first."""
         self.still.update(self.payload)
-        if self.still.is_shown:
-            self._touch()
+        self._touch()
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -236,8 +179,7 @@ class Keeping(Boarding):
         try:
             yield
         finally:
-            if self.still.is_shown:
-                self._touch()
+            self._touch()
 
     @contextmanager
     def _between_rounds(self) -> Iterator[None]:
@@ -245,11 +187,23 @@ class Keeping(Boarding):
             yield
 
     def _touch(self) -> None:
-        self._foreseer.touch(SOON_S)
-        self._keeper.touch(QUIET_S)
+        """Begin anew with what is made while nobody asks for anything, for a view that somebody may see."""
+        if self._unsettled is not None:
+            self._foreseer.touch(SETTLED_S)
+        elif self.still.is_shown:
+            self._foreseer.touch(SOON_S)
+            self._keeper.touch(QUIET_S)
 
     def _foresee(self, is_stale: Callable[[], bool]) -> None:
-        """Tell what each switch changes, then work out what the view says of it once it is used."""
+        """Tell what each switch changes, then work out what the view says of it once it is used; first, and by itself, what
+        the last one left to be made."""
+        if self._unsettled is not None:
+            try:
+                with super()._between_rounds():
+                    self.settle(is_stale)
+            except Exception as problem:
+                self._tell(error={"panel": "passes", "at": "", "message": sentence(problem)})
+            return
         shown = self.variant
         switches, weights = foreseen(shown), reweighed(shown.config)
         if not self._run_passes(shown, [*weights[:1], *switches], is_stale):

@@ -158,8 +158,8 @@ def test_a_view_that_is_made_later_knows_it_too(page: Page) -> None:
     assert row.text_content() != known
 
 
-def test_details_wait_for_the_rows(page: Page, captured: int) -> None:
-    """A value's time is not seen beside what another configuration made of it."""
+def test_details_wait_for_all_that_they_tell(page: Page, captured: int) -> None:
+    """A value's time, its kernel and why it is saved are not seen beside what another configuration made of it."""
     value = page.evaluate("(number) => Object.keys(payloadsOf()[number].values).at(-1)", captured)
     page.evaluate("(value) => set('selected', value)", value)
     details = page.get_by_test_id("tf-details")
@@ -167,7 +167,27 @@ def test_details_wait_for_the_rows(page: Page, captured: int) -> None:
     page.evaluate(TELL, [captured, LATE])
     assert details.text_content() == before
     page.evaluate(FOLLOW, [captured, LATER])
+    assert details.text_content() == before
+    page.evaluate(FOLLOW, [captured, [tab for tab in LATER if READ_BY[tab] <= {"values", "code"}]])
     assert details.text_content() != before
+
+
+def test_where_no_value_is_selected_they_wait_for_the_rows(page: Page, captured: int) -> None:
+    page.locator("[data-pass=fuse]").click()
+    details = page.get_by_test_id("tf-details")
+    before = details.text_content()
+    page.evaluate(TELL, [captured, LATE])
+    assert details.text_content() == before
+    page.evaluate(FOLLOW, [captured, LATER])
+    assert details.text_content() != before
+
+
+def test_numbers_stay_though_their_switch_was_answered(page: Page, captured: int) -> None:
+    """Their payload follows once nobody clicks."""
+    before = page.evaluate(HEAD)
+    page.evaluate(TELL, [captured, LATE])
+    page.evaluate("() => received({ type: 'answered', to: { type: 'configure', changes: {} } })")
+    assert page.evaluate(HEAD) != before
 
 
 def test_numbers_whose_rows_never_come_are_taken_back_with_the_kernel(page: Page, captured: int) -> None:

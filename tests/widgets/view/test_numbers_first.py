@@ -1,8 +1,10 @@
-"""A switch is answered in three parts: its numbers, which are a small message, what else is on show, then all of it."""
+"""A switch is answered in three parts: its numbers, which are a small message, what else is on show, then all of it, once it
+is read or nobody clicks."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Set
 from typing import Any
 
@@ -14,6 +16,7 @@ from ipywidgets import Widget
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.payload.program import in_two, payload
+from tracefuse.widgets.view import keeping
 from tracefuse.widgets.view.explorer import Explorer
 from tracefuse.widgets.view.late import PARTS, READ_BY, late_parts, late_tabs
 
@@ -53,11 +56,12 @@ def test_the_numbers_come_before_the_payload_which_has_all_of_them(
     explorer: Explorer, told: list[tuple[str, Any]]
 ) -> None:
     numbers, shown = switched(explorer, told)
-    assert [kind for kind, _ in told] == ["numbers", "numbers", "payload", "answered"]
+    assert [kind for kind, _ in told] == ["numbers", "numbers", "answered"]
     assert numbers["late"] == list(READ_BY)
     assert shown.keys() == {"values", "memory", "late"}
     assert shown["late"] == [tab for tab, parts in READ_BY.items() if parts - {"values"}]
     whole = explorer.payload
+    assert [kind for kind, _ in told] == ["numbers", "numbers", "answered", "payload"]
     assert whole == payload(explorer.variant, name=None)
     assert "late" not in whole
     alike = numbers.keys() - {"late"}
@@ -86,6 +90,87 @@ def test_numbers_whose_payload_fails_are_taken_back(
     with pytest.raises(ZeroDivisionError):
         explorer.configure(SWITCH["changes"])
     assert [message["numbers"] is None for _, message in told] == [False, True]
+
+
+def test_the_next_switch_supersedes_the_payload_that_is_not_made_yet(
+    explorer: Explorer, told: list[tuple[str, Any]]
+) -> None:
+    switched(explorer, told)
+    explorer._on_message(explorer, {"type": "configure", "changes": {"cat": True, "fuse": False}}, [])
+    assert explorer.payload == payload(explorer.variant, name=None)
+    assert [one["config"]["fuse"] for kind, one in told if kind == "payload"] == [False]
+
+
+def test_a_switch_that_supersedes_one_stops_what_is_made_for_it(
+    explorer: Explorer, told: list[tuple[str, Any]]
+) -> None:
+    switched(explorer, told)
+    lacking = explorer._unsettled
+    assert lacking is not None
+    looks: list[int] = []
+    count = len(lacking.parts)
+    explorer.settle(lambda: bool(looks.append(0)) or len(looks) > 2)
+    assert (len(lacking.parts), explorer._unsettled) == (count - 2, lacking)
+    assert "payload" not in {kind for kind, _ in told}
+    assert explorer.payload == payload(explorer.variant, name=None), "what was made is of use"
+
+
+def test_the_payload_comes_once_nothing_was_asked_for_a_while(
+    explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "SETTLED_S", 0.0)
+    came = threading.Event()
+    explorer.observe(lambda _: came.set(), "payload")
+    switched(explorer, told)
+    assert came.wait(20)
+    assert explorer._unsettled is None
+
+
+def test_a_payload_that_fails_behind_its_numbers_says_why(
+    explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: Any) -> Any:
+        numbers, rest = found(*arguments)
+        return numbers, lambda names: rest(names) if names == {"values"} else 1 // 0
+
+    found = explorer.measured.in_two
+    monkeypatch.setattr(explorer.measured, "in_two", failing)
+    switched(explorer, told)
+    explorer._foresee(lambda: False)
+    assert [message["numbers"] is None for kind, message in told if kind == "numbers"] == [False, False, True]
+    error = explorer.status["error"]
+    assert error["panel"] == "passes"
+    assert "ZeroDivisionError" in error["message"]
+
+
+def test_numbers_of_what_is_on_show_already_are_taken_back(explorer: Explorer, told: list[tuple[str, Any]]) -> None:
+    """The payload is the one that the view has."""
+    explorer.configure(SWITCH["changes"])
+    explorer.configure({"cat": True})
+    switched(explorer, told)
+    explorer._on_message(explorer, {"type": "configure", "changes": {"cat": True}}, [])
+    explorer.settle()
+    assert [kind for kind, _ in told][-2:] == ["answered", "numbers"]
+    assert told[-1][1]["numbers"] is None
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "is_made"),
+    [({"tab": "trace"}, False), ({"tab": "layers"}, False), ({"tab": "kernels"}, True), ({"selected": "cat"}, True)],
+)
+def test_whoever_looks_at_what_is_lacking_has_it_at_once(
+    explorer: Explorer, told: list[tuple[str, Any]], looked_at: dict[str, str], is_made: bool
+) -> None:
+    switched(explorer, told)
+    explorer.set_state(looked_at)
+    assert (explorer._unsettled is None) == is_made
+    assert ("payload" in {kind for kind, _ in told}) == is_made
+
+
+def test_whoever_configures_in_python_has_it_at_once(explorer: Explorer, told: list[tuple[str, Any]]) -> None:
+    explorer.configure(SWITCH["changes"])
+    explorer.config = {**explorer.config, "cat": True}
+    assert [kind for kind, _ in told if kind != "answered"] == ["numbers", "numbers", "payload"] * 2
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_a_switch_ends_the_stretch_that_runs_and_the_next_one_waits_for_the_swit
         log.append("passes end")
 
     monkeypatch.setattr(Variant, "measure", measure)
-    monkeypatch.setattr(explorer, "configure", passes)
+    monkeypatch.setattr(explorer, "_configure", passes)
     ask(explorer, "measure")
     assert began.wait(PATIENCE_S)
     ask(explorer, "configure", changes={"cat": False})

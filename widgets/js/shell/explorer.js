@@ -138,11 +138,6 @@ export class Explorer {
 
   /** The kernel is done with a message, whatever came of it. @param {Message} message */
   answer(message) {
-    // Numbers whose payload has not come by now have none.
-    if (this.payload === this.ahead) {
-      this.ahead = null;
-      this.drawAll();
-    }
     if (!this.history.answer(message)) return;
     this.drawVerdict();
     this.drawChoices();
@@ -264,8 +259,9 @@ export class Explorer {
   }
 
   drawDetails() {
-    // They come with the rows.
-    if (this.payload.late?.includes(PANELS[0].id)) return;
+    // They come with the rows, and of a value with all that they tell.
+    const needed = this.view.selected ? ["kernels", "memory"] : [PANELS[0].id];
+    if (needed.some((id) => this.payload.late?.includes(id))) return;
     this.swap(this.slots.details, details({ ...this.view, payload: this.chosen, step: this.tab === "code" ? this.view.step : null }, this.showsPass, this.open, this.act));
     this.lift.draw(this.view.selected !== "" || this.open.pass !== "");
   }
