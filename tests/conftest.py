@@ -47,7 +47,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     paths = [Path(argument.partition("::")[0]) for argument in config.args]
     if len(set(paths)) > 1 or any(path.is_dir() for path in paths):
         config.option.numprocesses = "auto"
-        config.option.maxworkerrestart = MOST_CRASHES
+        if config.option.maxworkerrestart is None:
+            config.option.maxworkerrestart = MOST_CRASHES
         if config.option.dist == "no":
             config.option.dist = "loadfile"
 

@@ -129,7 +129,8 @@ class Explorer(Timing):
     def configure(self, changes: dict[str, Any]) -> None:
         """Re-run the pipeline with some options changed. Raises `OptionError` for options that do not exist, and `PassError`
         for those with which the pass that takes them fails: what was shown stays."""
-        self._configure(changes)
+        with self._answering():
+            self._configure(changes)
         self.settle()
 
     @uncollected()
@@ -137,10 +138,9 @@ class Explorer(Timing):
         variant = self.variant.with_config(**changes)
         before, after = config_record(self.variant.config), config_record(variant.config)
         changed = {PASS_OF.get(option, option) for option in after if after[option] != before.get(option)}
-        with self._answering():
-            if why := next((one.error for one in variant.passes if one.error and one.name in changed), None):
-                raise PassError(why)
-            self._show(variant)
+        if why := next((one.error for one in variant.passes if one.error and one.name in changed), None):
+            raise PassError(why)
+        self._show(variant)
 
     def pin(self, variant: Variant | None = None) -> None:
         """Compare with `variant` (default: the shown one) from now on, in place of the captured program."""
@@ -232,7 +232,7 @@ class Explorer(Timing):
         elif kind == "clock":
             self._answer("passes", lambda: self.show_times_of(message["device"]))
         elif kind == "show_pass":
-            with self._between_rounds():
+            with self._answering(), self._between_rounds():
                 self.show_pass(message["pass"])
         elif kind == "cancel":
             self.cancel()

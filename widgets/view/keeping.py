@@ -27,7 +27,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from string import Template
 from typing import Any
 
@@ -40,7 +40,6 @@ from tracefuse.widgets.html import held_configurations, page, tried_on
 from tracefuse.widgets.payload.facts import step_size
 from tracefuse.widgets.payload.without import foreseen, reweighed
 from tracefuse.widgets.text import to_static_form, to_text
-from tracefuse.widgets.view.answering import sentence
 from tracefuse.widgets.view.ending import publish
 from tracefuse.widgets.view.late import PARTS
 from tracefuse.widgets.view.tasks import POLL_S, cells, idle_turn, is_timed_elsewhere, is_unasked_timed
@@ -154,6 +153,7 @@ class Keeping(Telling):
     def _begin_keeping(self) -> None:
         """Called before the widget is made."""
         self.still = StillForm()
+        self._settler = Keeper(self._settle_unasked)
         self._foreseer, self._keeper = Keeper(self._foresee), Keeper(self._keep)
 
     def _page(self, payloads: list[dict[str, Any]]) -> str:
@@ -174,36 +174,27 @@ class Keeping(Telling):
     @contextmanager
     def _answering(self) -> Iterator[None]:
         """Somebody waits for what is done inside: what nobody asked for stops, and begins anew a while later."""
-        self._foreseer.stop()
-        self._keeper.stop()
+        for one in (self._settler, self._foreseer, self._keeper):
+            one.stop()
         try:
             yield
         finally:
             self._touch()
 
-    @contextmanager
-    def _between_rounds(self) -> Iterator[None]:
-        with self._answering(), super()._between_rounds():
-            yield
+    def _answer(self, panel: str, act: Callable[[], None], at: str = "", is_main: bool = False) -> None:
+        with self._answering() if panel == "passes" else nullcontext():
+            super()._answer(panel, act, at, is_main)
 
     def _touch(self) -> None:
         """Begin anew with what is made while nobody asks for anything, for a view that somebody may see."""
         if self._unsettled is not None:
-            self._foreseer.touch(SETTLED_S)
+            self._settler.touch(SETTLED_S)
         elif self.still.is_shown:
             self._foreseer.touch(SOON_S)
             self._keeper.touch(QUIET_S)
 
     def _foresee(self, is_stale: Callable[[], bool]) -> None:
-        """Tell what each switch changes, then work out what the view says of it once it is used; first, and by itself, what
-        the last one left to be made."""
-        if self._unsettled is not None:
-            try:
-                with super()._between_rounds():
-                    self.settle(is_stale)
-            except Exception as problem:
-                self._tell(error={"panel": "passes", "at": "", "message": sentence(problem)})
-            return
+        """Tell what each switch changes, then work out what the view says of it once it is used."""
         shown = self.variant
         switches, weights = foreseen(shown), reweighed(shown.config)
         if not self._run_passes(shown, [*weights[:1], *switches], is_stale):

@@ -16,6 +16,7 @@ import traitlets
 
 from tracefuse.variant import Variant
 from tracefuse.widgets.payload.program import Rest
+from tracefuse.widgets.view.answering import sentence
 from tracefuse.widgets.view.boarding import Boarding
 from tracefuse.widgets.view.late import PARTS, late_parts, late_tabs
 
@@ -60,26 +61,37 @@ class Telling(Boarding):
         """Let the view show the numbers of another variant of the capture, and then what is on show of it, before its payload
         is made; where that fails, they are taken back."""
         late = late_parts(self.tab, self.selected)
-        self._unsettled = None
-        numbers, rest = self.measured.in_two(variant, self.baseline, self.name)
-        self.send({"type": "numbers", "numbers": numbers | {"late": late_tabs(PARTS)}})
         with self._or_taken_back():
+            numbers, rest = self.measured.in_two(variant, self.baseline, self.name)
+            self.send({"type": "numbers", "numbers": numbers | {"late": late_tabs(PARTS)}})
             shown = rest(PARTS - late)
         if shown:
             self.send({"type": "numbers", "numbers": shown | {"late": late_tabs(late)}})
+        # From the end: of the field `memory` the part "values" has less than "saved".
         self._unsettled = Unsettled(numbers | shown, rest, sorted(late))
 
     def settle(self, is_stale: Callable[[], bool] = lambda: False) -> None:
         """Make what the view lacks of what is on show, part by part, until that is stale."""
         while (lacking := self._unsettled) is not None and not is_stale():
             with self._lock:
-                if lacking is not self._unsettled:
+                if lacking is not self._unsettled or is_stale():
                     continue
                 if lacking.parts:
                     with self._or_taken_back():
-                        lacking.fields |= lacking.rest({lacking.parts.pop()})
-                elif not self._tell_payload(lacking.fields):
-                    self._take_back()
+                        lacking.fields |= lacking.rest({lacking.parts[-1]})
+                    lacking.parts.pop()
+                else:
+                    self._tell_payload(lacking.fields)
+
+    def _settle_unasked(self, is_stale: Callable[[], bool] = lambda: False) -> None:
+        """Do it where something is lacking, while nothing is timed; the view shows what it raises."""
+        if self._unsettled is None:
+            return
+        try:
+            with self._between_rounds():
+                self.settle(is_stale)
+        except Exception as problem:
+            self._tell(error={"panel": "passes", "at": "", "message": sentence(problem)})
 
     @traitlets.observe("tab", "selected")
     def _settle_for(self, _: Any) -> None:
@@ -87,22 +99,29 @@ class Telling(Boarding):
         if (lacking := self._unsettled) is not None and not late_parts(self.tab, self.selected).issuperset(
             lacking.parts
         ):
-            self.settle()
+            self._settle_unasked()
 
-    def _tell_payload(self, payload: dict[str, Any]) -> bool:
-        """Let the view show this one, and the still form say it; False where it is the one that there is."""
-        self._unsettled = None
-        if is_other := payload != self.payload:
+    def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
+        """As ipywidgets (8.1) does it: of all traits, those that are settled, since reading one of them changes another."""
+        if key is None:
+            self.settle()
+        return super().get_state(key, drop_defaults)
+
+    def _tell_payload(self, payload: dict[str, Any]) -> None:
+        """Let the view show this one, and the still form say it; where it is the one that there is, numbers go back to it."""
+        had_numbers, self._unsettled = self._unsettled is not None, None
+        if payload != self.payload:
             self.anew = {}  # which is of the one before
             self.payload = payload
+        elif had_numbers:
+            self._take_back()
         self._update_still()
-        return is_other
 
     @contextmanager
     def _or_taken_back(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:
+        except Exception:
             self._unsettled = None
             self._take_back()
             raise

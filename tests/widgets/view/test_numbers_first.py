@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Set
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_a_switch_that_supersedes_one_stops_what_is_made_for_it(
     assert lacking is not None
     looks: list[int] = []
     count = len(lacking.parts)
-    explorer.settle(lambda: bool(looks.append(0)) or len(looks) > 2)
+    explorer.settle(lambda: bool(looks.append(0)) or len(looks) > 4)
     assert (len(lacking.parts), explorer._unsettled) == (count - 2, lacking)
     assert "payload" not in {kind for kind, _ in told}
     assert explorer.payload == payload(explorer.variant, name=None), "what was made is of use"
@@ -136,11 +137,78 @@ def test_a_payload_that_fails_behind_its_numbers_says_why(
     found = explorer.measured.in_two
     monkeypatch.setattr(explorer.measured, "in_two", failing)
     switched(explorer, told)
-    explorer._foresee(lambda: False)
+    explorer._settle_unasked()
     assert [message["numbers"] is None for kind, message in told if kind == "numbers"] == [False, False, True]
     error = explorer.status["error"]
     assert error["panel"] == "passes"
     assert "ZeroDivisionError" in error["message"]
+
+
+def test_numbers_behind_which_a_switch_fails_are_taken_back(
+    explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switched(explorer, told)
+    monkeypatch.setattr(explorer.measured, "in_two", lambda *_: 1 // 0)
+    explorer._on_message(explorer, {"type": "configure", "changes": {"fuse": False}}, [])
+    assert [message["numbers"] is None for kind, message in told if kind == "numbers"] == [False, False, True]
+    assert explorer._unsettled is None
+
+
+def test_a_click_stops_what_is_made_behind_the_one_before(
+    explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the part that is being made."""
+    made: list[str] = []
+    begun = threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        numbers, rest = found(*arguments)
+
+        def made_slowly(names: Set[str]) -> dict[str, Any]:
+            if names != {"values"}:
+                made.extend(names)
+                begun.set()
+                time.sleep(0.2)
+            return rest(names)
+
+        return numbers, made_slowly
+
+    found = explorer.measured.in_two
+    monkeypatch.setattr(explorer.measured, "in_two", slow)
+    monkeypatch.setattr(keeping, "SETTLED_S", 60.0)
+    switched(explorer, told)
+    explorer._settler.touch(0.0)
+    assert begun.wait(20)
+    monkeypatch.setattr(explorer.measured, "in_two", found)
+    explorer._on_message(explorer, {"type": "configure", "changes": {"fuse": False}}, [])
+    assert made == ["saved"]
+    assert explorer.payload == payload(explorer.variant, name=None)
+
+
+def test_what_is_interrupted_is_made_when_it_is_read_again(
+    explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    switched(explorer, told)
+    lacking = explorer._unsettled
+    assert lacking is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(lacking, "rest", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            _ = explorer.payload
+    assert explorer.payload == payload(explorer.variant, name=None)
+
+
+def test_the_state_for_another_front_end_is_of_one_configuration(
+    explorer: Explorer, told: list[tuple[str, Any]]
+) -> None:
+    explorer._foresee(lambda: False)
+    assert explorer.anew
+    switched(explorer, told)
+    state = explorer.get_state()
+    assert (state["payload"]["config"]["cat"], state["anew"]) == (False, {})
 
 
 def test_numbers_of_what_is_on_show_already_are_taken_back(explorer: Explorer, told: list[tuple[str, Any]]) -> None:
