@@ -42,7 +42,10 @@ REPORT_ROUNDS = (
 )
 SETTLE_S = 0.05  # Of untimed replays after one: about as long as a browser draws.
 
-_TOO_EARLY = f"cancelled before the {MIN_ROUNDS} rounds that an interval takes: nothing was measured"
+_TOO_EARLY = (
+    f"cancelled before the {MIN_ROUNDS} rounds that an interval takes, as by a cell that began: nothing was measured, "
+    "so measure again"
+)
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and with what is being done."""

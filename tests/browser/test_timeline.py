@@ -413,7 +413,7 @@ def test_what_is_saved_stands_by_reason_and_by_module(page: Page, variant: trace
 def test_without_a_timeline_ops_stand_end_to_end_and_the_remedy_is_said(opened: Callable[[str], Page]) -> None:
     page = opened("modelled")
     expect(page.get_by_test_id("tf-timeline-said")).to_contain_text("ops end to end")
-    expect(page.get_by_test_id("tf-timeline-said")).to_contain_text("Run it in a notebook and press Measure")
+    expect(page.get_by_test_id("tf-timeline-said")).to_contain_text("Run its cell and press Measure")
     expect(page.get_by_test_id("tf-timeline-source")).to_have_count(0)
     canvas(page).focus()
     page.keyboard.press("ArrowDown")
@@ -427,7 +427,7 @@ def test_a_switch_predicts_the_timeline_and_a_replay_of_other_passes_says_so(pag
     expect(page.get_by_test_id("tf-timeline-said")).to_contain_text("predicted for CPU")
     page.get_by_test_id("tf-timeline-source").select_option("measured")
     expect(page.get_by_test_id("tf-timeline-stale")).to_contain_text("c.optimize()")
-    expect(page.get_by_test_id("tf-timeline-stale")).to_contain_text("Run it in a notebook")
+    expect(page.get_by_test_id("tf-timeline-stale")).to_contain_text("Run its cell")
     page.get_by_test_id("tf-timeline-source").select_option("modelled")
     expect(page.get_by_test_id("tf-timeline-stale")).to_have_count(0)
     expect(page.get_by_test_id("tf-timeline-said")).to_contain_text("ops end to end")

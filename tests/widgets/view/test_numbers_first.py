@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 import programs
@@ -31,8 +31,10 @@ SWITCH = {"type": "configure", "changes": {"cat": False}}
 
 
 @pytest.fixture
-def explorer() -> Explorer:
-    return Explorer(tracefuse.capture(programs.rope(torch.float32).run).optimize())
+def explorer() -> Iterator[Explorer]:
+    made = Explorer(tracefuse.capture(programs.rope(torch.float32).run).optimize())
+    yield made
+    made._settler.stop()
 
 
 @pytest.fixture

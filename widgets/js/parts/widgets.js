@@ -4,6 +4,8 @@ import { bounds, figure, h, plain } from "./dom.js";
 import { time } from "./modules.js";
 
 export const NEEDS_KERNEL = "there is no kernel behind this view: run it in a notebook";
+/** How there are times of what is shown now. @param {boolean} live */
+export const toMeasure = (live) => (live ? "Measure again for the passes chosen now." : "Run its cell to measure these passes.");
 export const NOT_HELD = "no kernel is behind this view, which holds no such choice: run it in a notebook";
 
 /** Where nothing says what the Python that is offered would begin with: in a cell of the magic, and anywhere else. */

@@ -34,7 +34,7 @@ export class Connection {
 
   /** @param {string} why what sending raised: the kernel has ended, or was started anew */
   lose(why) {
-    const text = `Run the cell again: this view has lost its kernel (${why}) and shows what it knew.`;
+    const text = `Run the cell again: this view lost its kernel, and shows what it knew (${why}).`;
     this.element.replaceChildren(h("span", { class: "tf-blocked", title: text, role: "status", "data-testid": "tf-closed" }, text));
     this.model.set("live", false);
   }

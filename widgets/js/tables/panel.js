@@ -1,18 +1,17 @@
 // The Timing tab and the Notes tab, which are plain tables.
 
 import { bounds, figure, h } from "../parts/dom.js";
-import { ratio } from "../parts/widgets.js";
+import { ratio, toMeasure } from "../parts/widgets.js";
 
 const NOT_YET = "Not measured yet. Measuring replays the recorded traces; your code is not run again.";
 const SHOWN = "optimised";
-const IN_A_NOTEBOOK = "Run it in a notebook to measure these passes.";
 
 /** @param {Payload} payload @param {Status} status @param {boolean} live */
 function timingTable(payload, status, live) {
   const { timing } = payload;
   const error = status.error?.panel === "timing" ? status.error.message : null;
   const alert = error && h("p", { class: "tf-error", role: "alert", "data-testid": "tf-error-timing" }, error);
-  if (!timing) return h("div", null, alert, h("p", { class: "tf-note" }, payload.blocked ?? (live ? NOT_YET : `Not measured. ${IN_A_NOTEBOOK}`)));
+  if (!timing) return h("div", null, alert, h("p", { class: "tf-note" }, payload.blocked ?? (live ? NOT_YET : `Not measured. ${toMeasure(live)}`)));
   // Those that were timed: what is pinned now may be something else.
   const was = timing.is_pinned ? "pinned" : "as captured";
   const scale = Math.max(...timing.rows.flatMap((row) => [row.baseline_ms?.high ?? 0, row.variant_ms?.high ?? 0])) || 1;
@@ -22,7 +21,7 @@ function timingTable(payload, status, live) {
     "div",
     { class: timing.stale ? "tf-stale" : "" },
     alert,
-    timing.stale && h("p", { class: "tf-warn" }, `These times are of ${timing.config}. ${live ? "Measure again for the passes chosen now." : IN_A_NOTEBOOK}`),
+    timing.stale && h("p", { class: "tf-warn" }, `These times are of ${timing.config}. ${toMeasure(live)}`),
     h(
       "table",
       { class: "tf-table tf-timing", "data-testid": "tf-timing" },

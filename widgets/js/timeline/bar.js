@@ -1,6 +1,7 @@
 // The elements of the Timeline tab, and the line above it: where its times come from, and its buttons.
 
 import { h } from "../parts/dom.js";
+import { toMeasure } from "../parts/widgets.js";
 
 /** The elements of the timeline tab. */
 export function parts() {
@@ -28,7 +29,7 @@ export function origin({ timeline, payload, live }, isMeasured, choose) {
   const isModelled = after.startsWith("modelled");
   const scaled = timeline?.programs.some(({ config }) => payload.clock.replays[config]) ? ", scaled to the measured step" : "";
   const times = (before === after ? before : `${before}; ${after}`).replace(/^modelled: /, "");
-  const remedy = payload.blocked ?? (live ? "Press Measure for a timeline." : "Run it in a notebook and press Measure for a timeline.");
+  const remedy = payload.blocked ?? (live ? "Press Measure for a timeline." : "Run its cell and press Measure for a timeline.");
   const all = isMeasured ? `${timeline?.provenance}${scaled}` : `${times}; ops end to end.${timeline ? "" : ` ${remedy}`}`;
   // What models is said in the list of times.
   const said = !isMeasured && isModelled && before === after ? all.slice(times.length + 2) : all;
@@ -65,10 +66,9 @@ export function controls(actions, measuring) {
 
 /** @param {View} view */
 export function staleness({ timeline, live }) {
-  const remedy = live ? "Measure again for the passes chosen now." : "Run it in a notebook to measure these passes.";
   return h(
     "p",
     { class: "tf-warn", "data-testid": "tf-timeline-stale" },
-    `This timeline is of ${timeline?.programs.at(-1)?.config}. ${remedy} Memory is that of the passes chosen now, so it is left out where the ops differ.`,
+    `This timeline is of ${timeline?.programs.at(-1)?.config}. ${toMeasure(live)} Memory is that of the passes chosen now, so it is left out where the ops differ.`,
   );
 }
