@@ -197,23 +197,23 @@ class Keeping(Telling):
         """Tell what each switch changes, then work out what the view says of it once it is used."""
         shown = self.variant
         switches, weights = foreseen(shown), reweighed(shown.config)
-        if not self._run_passes(shown, [*weights[:1], *switches], is_stale):
+        first, others = [*weights[:1], *switches], weights[1:]
+        if not self._run_passes(shown, first, is_stale):
             return
         with self._lock:
             if is_stale():
                 return
             self._tell_changed(shown)
-        configs = [*weights[:1], *switches, *weights[1:]]
-        if not self._run_passes(shown, configs, is_stale):
-            return
 
-        def work_out(variant: Variant, parts: Set[str]) -> None:
+        def work_out(variant: Variant, parts: Set[str] = frozenset()) -> None:
             _, rest = self.measured.in_two(variant, self.baseline, self.name)
             if not is_stale():
                 rest(parts)
 
-        for parts in (frozenset[str](), PARTS):  # of all their numbers first
-            self._ahead(shown, configs, lambda variant, parts=parts: work_out(variant, parts), is_stale)
+        # Of all their numbers before the rest of any.
+        if self._ahead(shown, first, work_out, is_stale) and self._run_passes(shown, others, is_stale):
+            self._ahead(shown, others, work_out, is_stale)
+            self._ahead(shown, [*first, *others], lambda variant: work_out(variant, PARTS), is_stale)
 
     def _run_passes(self, shown: Variant, configs: Sequence[Config], is_stale: Callable[[], bool]) -> bool:
         """Run the passes of `configs`, whose sizes and payloads cost little then; False once something else is shown."""

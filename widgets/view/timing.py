@@ -175,7 +175,7 @@ class Timing(Keeping):
         """What comes before times that nobody asked for; "" where nothing does."""
         if cells.is_running:
             return "waiting for the cell that runs"
-        if self._foreseer.is_at_work:
+        if self._settler.is_at_work or self._foreseer.is_at_work:
             return "first: what each switch changes"
         return "waiting for another measurement" if self._task.is_running or is_timed_elsewhere() else ""
 
