@@ -1,8 +1,8 @@
 """The parts of a payload that come after its numbers: they are nearly all of it, and take most of its time.
 
 What a switch is used for is its numbers: the header's and the passes'. So the view has those first, which are a small message.
-Then comes what the open tab and the details of a selected value read, as the rows of the tree, and right after that the
-payload as a whole.
+Then comes what the open tab and the details of a selected value read, as the rows of the tree. The payload as a whole follows
+once nobody clicks: see `tracefuse.widgets.view.telling`.
 """
 
 from __future__ import annotations
