@@ -93,6 +93,7 @@ def exchange(kind: str) -> torch._ops.OpOverload:
     return getattr(getattr(torch.ops, RECORDED), kind).default
 
 
+@once_per_trace
 def check_alone(trace: Trace) -> None:
     """Raise `ExportError` where a program exchanges tensors with other processes: what it received is recorded, and a step
     that trains would receive that again and again."""

@@ -123,3 +123,15 @@ def test_a_leaf_on_the_cpu_is_timed_by_the_gpus_clock() -> None:
     assert capture.device.type == "cuda"
     assert variant.runs_triton
     assert "CPU" not in variant.measure(budget_s=0.5).device
+
+
+def test_what_is_compiled_already_costs_a_loop_nothing(captured, monkeypatch):
+    variant = captured.optimize(simplify=False)
+    step = variant.compile()
+
+    def waits(*_: object) -> None:
+        raise AssertionError("a second call waits for what is there")
+
+    monkeypatch.setattr(tracefuse.variant, "Waiting", waits)
+    monkeypatch.setattr(tracefuse.distributed.operators, "is_recorded", waits)
+    assert variant.compile() is step
