@@ -54,7 +54,9 @@ def test_the_view_goes_on_answering_while_it_measures_and_a_cell_comes_first(
 ) -> None:
     """The first one that ends what was asked for puts it off, the second one ends it for good."""
     view = opened.get_by_test_id("tf-root").nth(1)
-    run_cell(opened, "from tracefuse.widgets.view import tasks\nrounds.MIN_ROUNDS = 10**9  # what a cell ends is not enough")
+    run_cell(
+        opened, "from tracefuse.widgets.view import tasks\nrounds.MIN_ROUNDS = 10**9  # what a cell ends is not enough"
+    )
     view.get_by_test_id("tf-measure").click()
     expect(view).to_have_attribute("data-busy", "timing")
     expect(view.get_by_test_id("tf-verdict")).to_contain_text("round")
