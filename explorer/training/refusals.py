@@ -136,9 +136,8 @@ def not_compared(steps: Steps | None) -> str:
         return ""
     alone = "" if steps.before is None else f" but the one before it, step {steps.captured - 1}"
     return (
-        f"no step was compared with the captured one{alone}, so that nothing tells what only some steps do, as Lookahead, or "
-        "what changes from one to the next, as data that the update reads: capture one that others follow in its loop "
-        "(`print(c.steps)` says which were compared)"
+        f"no step was compared with the captured one{alone}, so that nothing tells what later ones do otherwise: capture one "
+        "that others follow in its loop"
     )
 
 

@@ -45,8 +45,10 @@ class Answering(anywidget.AnyWidget):
         self._task.cancel()
 
     def wait(self) -> None:
-        """Until what the view asked for is done."""
+        """Until what the view asked for is done, or waits for the cell that runs, which may be this one."""
         while self._task.is_running and not self._task.is_this_thread():
+            if self._task.is_set_aside and cells.is_running:
+                return
             self._let_others(POLL_S)
         self._task.wait()
 
@@ -70,7 +72,10 @@ class Answering(anywidget.AnyWidget):
         self._tell(**_busy(panel))  # before the next message is read
 
         def act() -> None:
-            with nullcontext() if is_timed else alone.first():
+            if is_timed:
+                task.behind_cells(lambda: work(task), self._progress)
+                return
+            with alone.first():
                 work(task)
 
         task.start(lambda: self._answer(panel, act, at, is_main=True))

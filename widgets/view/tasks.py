@@ -1,8 +1,9 @@
 """Work that a view asks for and that takes seconds runs in a thread of its own, so that the kernel goes on reading messages.
 
 What is timed runs alone in the process. Explorers take turns, and the user's cells come first: while one runs nothing is
-timed, and one that starts stops what is being timed, on a CPU within an operator's time, on a GPU at the next round. Two
-programs at once would be the time of neither, and replays set the random generators that the user's program draws from.
+timed, and one that starts stops what is being timed, on a CPU within an operator's time, on a GPU at the next round; behind
+that it begins anew, once. Two programs at once would be the time of neither, and replays set the random generators that the
+user's program draws from.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ import torch
 from IPython.core.getipython import get_ipython
 
 from tracefuse.assembly.draws import undisturbed_gpu
+from tracefuse.errors import Cancelled
 from tracefuse.measure.alone import Disturbed, alone, turn
 from tracefuse.measure.rounds import check_not
 
 LIMIT_S = 2.0
 """How long the end of Python waits for what is timed."""
 POLL_S = 0.1  # How late a cancel may be noticed while waiting for a turn.
+MOST_TURNS = 2
+"""How often what is asked for begins to be timed: a cell that ends it the last time ends it for good."""
+WAITS_FOR_CELL = "waiting for the cell that runs"
 
 
 class Cells:
@@ -81,6 +86,9 @@ class Task:
         self._timing = 0
         self._since_s, self._lost_s, self._is_late = 0.0, 0.0, False
         self._alarm: threading.Timer | None = None
+        self._turns = 0
+        self._is_in_way, self._made_way = threading.Event(), threading.Event()
+        self.is_set_aside = False
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -88,7 +96,7 @@ class Task:
 
     def is_cancelled(self) -> bool:
         """Whether it is to stop."""
-        return self._cancelled.is_set() or self.is_late
+        return self._cancelled.is_set() or self._is_in_way.is_set() or self.is_late
 
     @property
     def is_late(self) -> bool:
@@ -127,9 +135,34 @@ class Task:
         self._thread = threading.Thread(target=run, name="tracefuse view", daemon=True)
         self._thread.start()
 
+    def behind_cells(self, work: Callable[[], None], report: Callable[[float, str], None]) -> None:
+        """Do `work`, and anew behind the cell that ends it, once. Until its turn it waits for any number of cells, and
+        `is_set_aside` while it does."""
+        while True:
+            try:
+                if self.is_set_aside:
+                    self._wait_for_cells(report)
+                return work()
+            except Cancelled:
+                if self._cancelled.is_set() or not self._is_in_way.is_set() or self._turns >= MOST_TURNS:
+                    raise
+            self.is_set_aside = True
+            self._is_in_way.clear()
+            self._made_way.set()
+
+    def _wait_for_cells(self, report: Callable[[float, str], None]) -> None:
+        """Cells that run one after the other leave gaps: none runs twice in a row."""
+        free = 0
+        while free < 2:
+            self._wait(report, WAITS_FOR_CELL)
+            free = 0 if cells.is_running else free + 1
+        self.is_set_aside = False
+
     def _make_way(self, _: Any = None) -> None:
-        self.cancel()
-        until(lambda: not self.is_running)
+        self._made_way.clear()
+        self._is_in_way.set()
+        self._stop()
+        until(lambda: self._made_way.is_set() or not self.is_running)
 
     def wait(self) -> None:
         """Until its thread has ended."""
@@ -157,7 +190,7 @@ class Task:
 
     def _wait_for_turn(self, report: Callable[[float, str], None]) -> None:
         while self.is_this_thread() and cells.is_running:
-            self._wait(report, "waiting for the cell that runs")
+            self._wait(report, WAITS_FOR_CELL)
         with ExitStack() as before:
             is_first = False
             while not turn.acquire(timeout=POLL_S):
@@ -172,6 +205,7 @@ class Task:
         self._cancelled.wait(POLL_S)
 
     def _begin(self) -> None:
+        self._turns += 1
         with self._lock:
             self._timing, self._since_s = threading.get_ident(), time.monotonic()
             self._lost_s = alone.lost_s()

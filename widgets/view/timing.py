@@ -21,7 +21,7 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.payload.timeline import timeline_record
 from tracefuse.widgets.view.answering import IDLE, sentence
 from tracefuse.widgets.view.keeping import Keeping
-from tracefuse.widgets.view.tasks import Task, cells, is_timed_elsewhere
+from tracefuse.widgets.view.tasks import WAITS_FOR_CELL, Task, cells, is_timed_elsewhere
 from tracefuse.widgets.view.unasked import Unasked
 
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
@@ -174,7 +174,7 @@ class Timing(Keeping):
     def _waits_for(self) -> str:
         """What comes before times that nobody asked for; "" where nothing does."""
         if cells.is_running:
-            return "waiting for the cell that runs"
+            return WAITS_FOR_CELL
         if self._settler.is_at_work or self._foreseer.is_at_work:
             return "first: what each switch changes"
         return "waiting for another measurement" if self._task.is_running or is_timed_elsewhere() else ""

@@ -52,16 +52,23 @@ def opened(open_notebook: Callable[..., Page]) -> Page:
 def test_the_view_goes_on_answering_while_it_measures_and_a_cell_comes_first(
     opened: Page, run_cell: Callable[[Page, str], str]
 ) -> None:
+    """The first one that ends what was asked for puts it off, the second one ends it for good."""
     view = opened.get_by_test_id("tf-root").nth(1)
+    run_cell(
+        opened, "from tracefuse.widgets.view import tasks\nrounds.MIN_ROUNDS = 10**9  # what a cell ends is not enough"
+    )
     view.get_by_test_id("tf-measure").click()
     expect(view).to_have_attribute("data-busy", "timing")
     expect(view.get_by_test_id("tf-verdict")).to_contain_text("round")
     view.get_by_test_id("tf-toggle-fuse").click()
     expect(view.get_by_test_id("tf-pass-fuse")).to_have_class(re.compile("tf-off"))
     expect(view).to_have_attribute("data-busy", "timing")
-    assert run_cell(opened, "print(explorer.status['busy'] or 'idle')") == "idle\n"
+    opened.evaluate(START_CELL, "import time; time.sleep(3); seen = len(tasks._timed)")
+    expect(view.get_by_test_id("tf-verdict")).to_contain_text("waiting for the cell that runs")
+    expect(view.get_by_test_id("tf-verdict")).to_contain_text("round")
+    assert run_cell(opened, "print(seen, explorer.status['busy'] or 'idle')") == "0 idle\n"
     expect(view).to_have_attribute("data-busy", "")
-    # Of these passes there is no time, and of no program where the cell came before the rounds that an interval takes.
+    # Of these passes there is no time, and of no program as the cell came before the rounds that an interval takes.
     expect(view.get_by_test_id("tf-own-time").filter(has_text="with the passes")).to_have_count(0)
     assert "cancelled" in run_cell(opened, "print(explorer.status['error'], explorer.payload['timing'])")
 

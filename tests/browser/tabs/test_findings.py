@@ -54,9 +54,12 @@ def test_what_is_bound_by_launches_says_so(live: Page) -> None:
     """A small GPT takes a GPU less time than its launches take the host: a share of its kernels' time tells nothing."""
     assert live.evaluate("state.payload.clock.launches[1]") > 0
     told = live.get_by_test_id("tf-launched").first
-    expect(told).to_contain_text(re.compile(r"^launches [\d,]+ of [\d,]+( as captured)?, [\d.]+ \S+ to launch$"))
-    once = live.get_by_text("Launching takes longer here than running: what counts is how many launches a fix spares.")
-    expect(once).to_have_count(1)
+    expect(told).to_contain_text(re.compile(r"^launches [\d,]+ of [\d,]+( as captured)?, [\d.]+ \S+ of the host$"))
+    worths = live.locator("article p", has_text="worth ").all_text_contents()
+    assert any(re.search(r"[\d.]+ \S+ of [\d.]+ \S+ of kernels, \d+ %", one) for one in worths), worths
+    assert not any(re.search(r"of \S+ \S+ a step", one) for one in worths)
+    once = "Worth is kernels’ time. Launching takes longer: launches that a fix spares count."
+    expect(live.get_by_text(once)).to_have_count(1)
     worth = live.locator(".tf-first .tf-worth").all_text_contents()
     expect(live.locator(".tf-first .tf-pulled").first).to_contain_text("the pass mends it")
     assert not any(text.endswith(" %") for text in worth)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.browser.tabs.cut import CUT
+
 pytestmark = pytest.mark.browser
 
 SIZES = [(1440, 900), (1024, 768), (800, 900), (660, 768)]
@@ -278,6 +280,35 @@ def test_a_measurement_of_too_few_rounds_says_what_to_press(lived: Callable[[int
     # What follows it on the line ends in dots, which have 9 px.
     assert words["x"] + words["width"] <= line["x"] + line["width"] - 9
     assert page.locator(".tf-know").evaluate("one => one.scrollHeight <= one.clientHeight + 1")
+
+
+# A table of times as wide as it gets: intervals, a verdict of several words, an update, and what a replay consists of.
+TIMED = """() => {
+    const known = (median) => ({ median, low: median * 0.98, high: median * 1.02, samples: 12, coverage: 0.95 });
+    const times = { baseline_ms: known(135.6), variant_ms: known(137.2), ratio: known(1.01) };
+    const verdict = "no difference within 1 %";
+    const rows = ["forward", "backward", "update", "step"].map((label) => (
+        { label, phase: label, program: "optimised", verdict, ...times }));
+    const work = [{ label: "Triton kernels", calls: 1360, us: 21400, note: "their time on the GPU, 99 % of the step" }];
+    const about = { provenance: "measured on H200", stale: false, is_pinned: false, config: "", notes: [] };
+    set("payload", { ...state.payload, timing: { ...about, rows, work } });
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 1400, 1024, 900, 800])
+def test_the_table_of_times_is_read_whole_and_its_bars_leave_first(
+    lived: Callable[[int, int], Page], width: int
+) -> None:
+    page = lived(width, 900)
+    page.get_by_test_id("tf-tab-timing").click()
+    page.evaluate(TIMED)
+    panel = page.locator(".tf-table-panel", has=page.get_by_test_id("tf-timing"))
+    assert not panel.evaluate("one => one.scrollWidth > one.clientWidth")
+    assert [one for one in page.evaluate(CUT) if "tf-table-panel" in one] == []
+    table = page.get_by_test_id("tf-timing")
+    expect(table.get_by_text("update", exact=True)).to_be_visible()
+    expect(table.get_by_text("no difference within 1 %").last).to_be_visible()
+    assert table.locator(".tf-bars").first.is_visible() == (width > 900)
 
 
 COLUMNS = """() => {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn, optim
 
 import tracefuse
 from tracefuse.errors import ExportError
+from tracefuse.training.refusals import not_compared
 
 STEPS = 12
 
@@ -175,3 +177,11 @@ def test_ordinary_loops_compile_and_the_last_step_says_that_nothing_followed(
     pairs: list[tuple[Tensor, Tensor]] = list(zip(ours.model.parameters(), eager.model.parameters(), strict=True))
     pairs += zip(ours.slow, eager.slow, strict=True)
     assert max(float((one - other).abs().max()) for one, other in pairs) < 1e-12
+
+
+@pytest.mark.parametrize("before", [None, "as the captured one"])
+def test_what_is_said_of_a_step_that_nothing_follows_is_one_sentence_with_its_remedy(before: str | None) -> None:
+    said = not_compared(SimpleNamespace(captured=3, next_difference=None, before=before))  # type: ignore[arg-type]
+    assert len(said) < 200
+    assert said.endswith(": capture one that others follow in its loop")
+    assert ("step 2" in said) == (before is not None)

@@ -143,12 +143,82 @@ def test_only_one_thing_at_a_time(explorer: Explorer, held: Held) -> None:
     assert held.runs == 1
 
 
-def test_a_cell_that_starts_stops_it(explorer: Explorer, held: Held, events: EventManager) -> None:
+def test_what_is_asked_for_begins_anew_behind_the_cell_that_ends_it(
+    explorer: Explorer, held: Held, events: EventManager
+) -> None:
     ask(explorer, "measure")
     assert held.began.wait(PATIENCE_S)
-    events.trigger("pre_run_cell", None)
+    held.began.clear()
+
+    def cell() -> None:
+        assert not tasks._timed
+        until(lambda: explorer.status["text"] == "waiting for the cell that runs")
+        assert explorer.status == IDLE | {"busy": "timing", "progress": 0.0, "text": explorer.status["text"]}
+        assert not held.began.wait(5 * tasks.POLL_S)
+
+    run_cell(events, cell)
+    run_cell(events, lambda: None)  # which comes before it has begun anew
+    assert held.began.wait(PATIENCE_S)
+    held.release.set()
+    explorer.wait()
+    assert held.runs == 2
+    assert explorer.status == IDLE
+    assert not explorer.payload["timing"]["stale"]
+
+
+def test_the_second_cell_that_ends_it_does_so_for_good(explorer: Explorer, held: Held, events: EventManager) -> None:
+    ask(explorer, "measure")
+    for runs in (1, 2):
+        assert held.began.wait(PATIENCE_S)
+        assert held.runs == runs
+        held.began.clear()
+        run_cell(events, lambda: None)
     assert not explorer._task.is_running
     assert "cancelled" in explorer.status["error"]["message"]
+    assert explorer.payload["timing"] is None
+
+
+def test_a_cancel_ends_what_waits_for_a_cell(explorer: Explorer, held: Held, events: EventManager) -> None:
+    def cell() -> None:
+        until(lambda: explorer.status["text"] == "waiting for the cell that runs")
+        ask(explorer, "cancel")
+        until(lambda: not explorer._task.is_running)
+
+    ask(explorer, "measure")
+    assert held.began.wait(PATIENCE_S)
+    run_cell(events, cell)
+    assert held.runs == 1
+    assert explorer.status["busy"] == ""
+
+
+def test_the_cell_that_it_waits_for_does_not_wait_for_it(explorer: Explorer, held: Held, events: EventManager) -> None:
+    ask(explorer, "measure")
+    assert held.began.wait(PATIENCE_S)
+    run_cell(events, explorer.wait)
+    held.release.set()
+    explorer.wait()
+    assert explorer.status == IDLE
+
+
+@pytest.mark.parametrize("kind", ["ablate", "try"])
+def test_so_does_whatever_else_is_timed(
+    explorer: Explorer, held: Held, events: EventManager, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    log: list[int] = []
+
+    def work(task: tasks.Task, *_: Any) -> None:
+        with task.turn((), explorer._progress):
+            held.hold(explorer.variant, explorer._progress, task.is_cancelled)
+        log.append(held.runs)
+
+    monkeypatch.setattr(explorer, f"_{kind}" if kind == "ablate" else "_try_fix", work)
+    ask(explorer, kind, finding="one", choice=0)
+    assert held.began.wait(PATIENCE_S)
+    run_cell(events, lambda: None)
+    held.release.set()
+    explorer.wait()
+    assert log == [2]
+    assert explorer.status == IDLE
 
 
 def test_it_waits_for_the_cell_that_runs(explorer: Explorer, held: Held, events: EventManager) -> None:
