@@ -17,7 +17,7 @@ from ipywidgets import Widget
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.payload.program import in_two, payload
-from tracefuse.widgets.view import keeping
+from tracefuse.widgets.view import keeping, telling
 from tracefuse.widgets.view.explorer import Explorer
 from tracefuse.widgets.view.late import PARTS, READ_BY, late_parts, late_tabs
 
@@ -79,6 +79,22 @@ def test_numbers_are_a_small_part_of_a_payload_whatever_the_number_of_ops() -> N
     model, data = GPT(layers=6, width=16, heads=2, vocab=31, length=8), batch(31, 1, 8)
     numbers, rest = in_two(tracefuse.capture(lambda: model(*data).backward()).optimize())
     assert 30 * len(json.dumps(numbers)) < len(json.dumps(numbers | rest()))
+
+
+def test_the_numbers_leave_the_kernel_before_the_rest_is_made(
+    explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that sends them would wait while it is made."""
+
+    def noted(*arguments: Any) -> Any:
+        numbers, rest = found(*arguments)
+        return numbers, lambda names: told.append(("made", names)) or rest(names)
+
+    found = explorer.measured.in_two
+    monkeypatch.setattr(explorer.measured, "in_two", noted)
+    monkeypatch.setattr(telling, "published", lambda: told.append(("left", None)))
+    switched(explorer, told)
+    assert [kind for kind, _ in told] == ["numbers", "left", "made", "numbers", "answered"]
 
 
 def test_numbers_whose_payload_fails_are_taken_back(
