@@ -23,6 +23,7 @@ from tracefuse.execution.one_step import check_one_step
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.rounds import Progress
 from tracefuse.optimizers.gc_pause import uncollected
+from tracefuse.optimizers.giving_way import GaveWay, giving_way
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.optimizers.overlap.issued import issues_collectives
@@ -80,9 +81,13 @@ class Passed:
             trace = record.after
 
     def run_ahead(self, is_stale: Callable[[], bool]) -> bool:
-        """Run the passes before anybody asks for them; False where `is_stale()` said between two of them that somebody asked
-        for something else. What ran until then is kept."""
-        return "passes" in vars(self) or not any(is_stale() for _ in self._recorded())
+        """Run the passes before anybody asks for them; False where `is_stale()` said that somebody asked for something else.
+        The passes that ran until then are kept; the one that was under way is not."""
+        try:
+            with giving_way(is_stale):
+                return "passes" in vars(self) or not any(is_stale() for _ in self._recorded())
+        except GaveWay:
+            return False
 
     def check(self) -> Self:
         """This variant, or `PassError` with the message of the first pass that failed, and how to do without one's own."""

@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from tracefuse.optimizers.giving_way import look
 from tracefuse.optimizers.ops import frozen
 
 T = TypeVar("T")
@@ -147,6 +148,7 @@ def once_per_trace(compute: Callable[..., T]) -> Callable[..., T]:
 
 
 def _facts_of_value(node: fx.Node) -> dict[Any, Any]:
+    look()
     meta = node.meta
     value, facts = meta.get("val"), meta.get(_VALUE)
     if facts is None or facts[_FROM] is not value:
@@ -184,6 +186,7 @@ _numbers = itertools.count()
 
 
 def _facts_of_kind(node: fx.Node) -> dict[Any, Any]:
+    look()
     facts = _facts_of_op(node)
     kind = facts.get(_KIND)
     if kind is None:

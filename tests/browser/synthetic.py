@@ -44,7 +44,8 @@ def payload(layers: int, fused: bool = True) -> dict[str, Any]:
     kernels = sorted({value["kernel"] for value in values.values() if value["kernel"]})
     return {
         "version": 2, "config": _config(fused), "call": "c.optimize()", "usage": "", "blocked": None, "runs_triton": False,
-        "passes": [_pass(fused)], "values": values, "layers": [], "findings": [], "below": "", "small": [],
+        "passes": [_pass(fused)], "values": values, "layers": [], "decisions": {"fuse": []}, "findings": [],
+        "below": "", "small": [],
         "timing": None, "notes": [], "steps": None, "update": None, "unused": {"provenance": "modelled", "ops": []},
         "summary": {
             "ops": [len(ops), len(ops)], "saved_bytes": _SIZES, "peak_bytes": _SIZES, "beside_budget": 0, "least_peak": 1,
@@ -138,6 +139,6 @@ def _config(fused: bool) -> dict[str, Any]:
 def _pass(fused: bool) -> dict[str, Any]:
     return {
         "name": "fuse", "help": "", "own": False, "enabled": fused, "state": "on" if fused else "off", "ops": _SIZES,
-        "changed": fused, "saved_bytes": _SIZES, "peak_bytes": _SIZES, "seconds": 0.0, "options": [], "decisions": [],
+        "changed": fused, "saved_bytes": _SIZES, "peak_bytes": _SIZES, "seconds": 0.0, "options": [],
         "note": "", "error": None, "delta_ms": None, "delta_us": None, "without": None, "needs": "", "suggests": [],
     }  # fmt: skip

@@ -136,7 +136,6 @@ interface PassRecord {
   seconds: number | null;
   /** Those without a control of their own. */
   options: PassOption[];
-  decisions: Decision[];
   error: string | null;
   /** What the pass alone adds to the step: with it minus without it, all others kept. Null until it was measured. */
   delta_ms: (Interval & { provenance: string; stale: boolean }) | null;
@@ -421,6 +420,8 @@ interface Payload {
   kernels: KernelRecord[];
   aten: AtenRecord[];
   layers: LayerRow[];
+  /** By pass, in the order of the pipeline. */
+  decisions: Record<string, Decision[]>;
   /** What was computed and never used: no part of the program that the passes see. */
   unused: { provenance: string, ops: Unused[] };
   /** In the order in which they are told everywhere. */

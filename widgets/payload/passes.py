@@ -43,10 +43,15 @@ def pass_record(name: str, variant: Variant) -> dict[str, Any]:
         "peak_bytes": sizes and [one.peak_bytes for one in sizes],
         "seconds": sum(one.seconds for one in records) if records else None,
         "options": [option_record(option, value) for option, value in config.options(name) if option.is_text],
-        "decisions": grouped(_decisions(records, variant.names_in_whole)),
         "error": next((one.error for one in records if one.error), None),
         "delta_ms": None,
     }
+
+
+def decision_records(variant: Variant) -> dict[str, list[dict[str, Any]]]:
+    """By pass what it decided, and why; of one that is off nothing."""
+    names = variant.names_in_whole
+    return {one: grouped(_decisions(records_of(one, variant), names)) for one in variant.config.names}
 
 
 def _decisions(records: Sequence[PassRecord], names_in_whole: Mapping[str, str]) -> list[Decision]:

@@ -38,7 +38,7 @@ from tracefuse.optimizers.trace import val
 from tracefuse.recording.calls import Guard
 from tracefuse.steps.steps import Steps
 from tracefuse.tables.folding import folded_paths
-from tracefuse.tables.layers import Layer, layers
+from tracefuse.tables.layers import Layer, Layers, layers
 from tracefuse.tables.saved_rows import by_module, by_reason, saved_rows
 from tracefuse.tables.slowest import slowest
 from tracefuse.tables.summary import remarks
@@ -68,7 +68,7 @@ from tracefuse.widgets.payload.kernels import (
     line_records,
 )
 from tracefuse.widgets.payload.levers import lever_record
-from tracefuse.widgets.payload.passes import config_record, pass_record
+from tracefuse.widgets.payload.passes import config_record, decision_records, pass_record
 from tracefuse.widgets.payload.sentence import Switch, sentence_record, slowest_record
 from tracefuse.widgets.payload.timing import (
     Timed,
@@ -163,7 +163,6 @@ def in_two(
         "slowest": slowest_record(slow, is_of_launches=clock.launches is not None),
         "clock": clock.record(),
         "times": {"before": op_times[0].provenance, "after": op_times[1].provenance},
-        "layers": [layer_record(layer) for layer in rows],
         "unused": unused_record(variant.capture.dropped),
         "findings": found,
         "below": below_text(findings.below),
@@ -174,17 +173,24 @@ def in_two(
         "notes": notes(variant, timing),
         "environment": {str(k): str(v) for k, v in variant.capture.environment.items()},
     }
-    return numbers, _rest(variant, beside, clock, inspected)
+    return numbers, _rest(variant, beside, rows, clock, inspected)
 
 
-def _rest(variant: Variant, beside: Variant, clock: Clock, inspected: Mapping[str, Resources] | None) -> Rest:
+def _rest(
+    variant: Variant, beside: Variant, rows: Layers, clock: Clock, inspected: Mapping[str, Resources] | None
+) -> Rest:
     after, times = variant.whole, clock.times
 
     def alive() -> dict[str, Any]:
         return {"before": memory(beside.whole_in_place), "after": memory(variant.whole_in_place)}
 
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "values": lambda: {"values": values(beside.whole, after, times, line_records(variant)), "memory": alive()},
+        "values": lambda: {
+            "values": values(beside.whole, after, times, line_records(variant)),
+            "memory": alive(),
+            "layers": [layer_record(layer) for layer in rows],
+            "decisions": decision_records(variant),
+        },
         "code": lambda: code_records(beside, variant),
         "kernels": lambda: {
             "kernels": kernel_records(variant, times[1], clock.peaks, inspected, clock.of),

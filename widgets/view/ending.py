@@ -30,6 +30,12 @@ def publish(send: Callable[[], object]) -> None:
             send()
 
 
+def published() -> None:
+    """Wait until what was published is on its way: one thread sends it all, and waits while others compute."""
+    if "ipykernel.kernelapp" in sys.modules:
+        _wait_until_sent()
+
+
 @cache
 def _end_before_pyzmq() -> None:
     if "ipykernel.kernelapp" in sys.modules:
@@ -43,14 +49,22 @@ def _end() -> None:
         return
     _over.set()
     _sending.release()
-    from ipykernel.kernelapp import IPKernelApp
+    if not _wait_until_sent():
+        return
     from zmq.utils.garbage import gc
 
-    if not IPKernelApp.initialized():
-        return
-    is_queued = threading.Event()
-    IPKernelApp.instance().iopub_thread.schedule(is_queued.set)
-    is_queued.wait(LIMIT_S)
     until = time.monotonic() + LIMIT_S
     while gc.refs and time.monotonic() < until:  # memory of messages that are on their way
         time.sleep(0.01)
+
+
+def _wait_until_sent() -> bool:
+    """Whether there is a kernel, whose messages up to now have left Python then, or waited too long."""
+    from ipykernel.kernelapp import IPKernelApp
+
+    if not IPKernelApp.initialized():
+        return False
+    is_sent = threading.Event()
+    IPKernelApp.instance().iopub_thread.schedule(is_sent.set)
+    is_sent.wait(LIMIT_S)
+    return True

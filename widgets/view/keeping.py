@@ -6,7 +6,7 @@ and nothing is measured, and are at hand when the switch is used; so is what the
 once for each trace and takes longer than what it says of them together. What a click would wait for longest comes first: the
 least input weight of `remat`, with which layers that are alike get kernels that differ, then the switches in the order of the
 passes, since all behind a switch run anew; its other weights follow. A switch that is used meanwhile does not wait for the
-others: they stop behind the pass that runs, and go on behind the answer.
+others: they stop, passes in their midst, and go on behind the answer.
 
 The still form becomes the view itself once the kernel has time to make it. A page of the shown configuration is made as soon
 as nothing was asked for a while, then one with its neighbours, configuration by configuration, and only while no cell runs and

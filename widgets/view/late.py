@@ -8,8 +8,8 @@ once nobody clicks: see `tracefuse.widgets.view.telling`.
 from __future__ import annotations
 
 PARTS = frozenset({"values", "code", "kernels", "saved"})
-"""All values with their times, and the bytes alive in each op; the lines of both halves and of the update; kernels and ATen's
-operators; what is saved for the backward, and why."""
+"""All values with their times, the bytes alive in each op, the layers, and what passes decided; the lines of both halves and
+of the update; kernels and ATen's operators; what is saved for the backward, and why."""
 READ_BY = {
     "trace": {"values"},
     "layers": {"values"},

@@ -41,7 +41,9 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.payload.measured import Measured
 
 VERSION = 2
-_OF_THE_SCREEN = ("version", "values", "forward", "backward", "update", "timing", "runs_triton", "looked_for")
+_OF_THE_SCREEN = (
+    "version", "values", "forward", "backward", "update", "decisions", "timing", "runs_triton", "looked_for",
+)  # fmt: skip
 """What only the view draws, or what the report has in another form."""
 
 
@@ -88,6 +90,7 @@ def report(shown: Shown, tried: Iterable[Tried] = ()) -> dict[str, Any]:
         "timing": timed.timing.to_json() if timed is not None and is_shown else None,
         "ablation": _ablation(shown),
         **{name: part for name, part in shown.payload.items() if name not in _OF_THE_SCREEN},
+        "passes": [one | {"decisions": shown.payload["decisions"][one["name"]]} for one in shown.payload["passes"]],
         "findings": [one | {"kind": _KIND.get(one["kind"], one["kind"])} for one in shown.payload["findings"]],
         "below": [{"id": one.id, "source": one.source, "worth_share": one.worth_share} for one in found.below],
         "ignored": [{"id": one.id, "source": one.source} for one in found.ignored],

@@ -18,6 +18,7 @@ from tracefuse.variant import Variant
 from tracefuse.widgets.payload.program import Rest
 from tracefuse.widgets.view.answering import sentence
 from tracefuse.widgets.view.boarding import Boarding
+from tracefuse.widgets.view.ending import published
 from tracefuse.widgets.view.late import PARTS, late_parts, late_tabs
 
 FORESEEN = {"passes", "sentence"}
@@ -64,6 +65,7 @@ class Telling(Boarding):
         with self._or_taken_back():
             numbers, rest = self.measured.in_two(variant, self.baseline, self.name)
             self.send({"type": "numbers", "numbers": numbers | {"late": late_tabs(PARTS)}})
+            published()  # before the rest keeps the thread that sends them waiting
             shown = rest(PARTS - late)
         if shown:
             self.send({"type": "numbers", "numbers": shown | {"late": late_tabs(late)}})

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.browser
 
 # The numbers of a payload that the page holds, and what the first tab shows of it, as widgets/view/keeping.py sends them.
 TELL = """([number, late]) => {
-    const { values, forward, backward, update, kernels, aten, memory, ...others } = payloadsOf()[number];
+    const { values, layers, decisions, forward, backward, update, kernels, aten, memory, ...others } = payloadsOf()[number];
     received({ type: "numbers", numbers: { ...others, late } });
 }"""
 FOLLOW = """([number, late]) => {
-    const { values, memory: { before, after } } = payloadsOf()[number];
-    received({ type: "numbers", numbers: { values, memory: { before, after }, late } });
+    const { values, layers, decisions, memory: { before, after } } = payloadsOf()[number];
+    received({ type: "numbers", numbers: { values, layers, decisions, memory: { before, after }, late } });
 }"""
 HEAD = "() => document.querySelector('[data-testid=tf-verdict]').textContent"
 # What a timeline says beside its lines comes with a frame.

@@ -155,7 +155,7 @@ def test_the_view_has_its_row_with_decisions_and_options() -> None:
     explorer = Explorer(capture().variant(Config.of(mine={"most": 1})))
     row = next(p for p in explorer.payload["passes"] if p["name"] == "mine")
     assert (row["enabled"], row["state"], row["error"]) == (True, "on", None)
-    assert row["decisions"][0]["reason"] == "a sum"
+    assert explorer.payload["decisions"]["mine"][0]["reason"] == "a sum"
     assert row["options"] == [{"name": "most", "kind": "number", "value": "1", "default": "2", "help": ""}]
     assert explorer.payload["config"]["mine"] == {"most": "1"}
     assert [p["name"] for p in explorer.payload["passes"]] == Config().names

@@ -88,9 +88,11 @@ def test_twins_are_mutual_and_of_the_other_half() -> None:
 
 @pytest.mark.parametrize("name", PASSES)
 def test_a_pass_that_is_off_says_so_and_has_no_numbers(name: str) -> None:
-    record = {p["name"]: p for p in payload(variant(**{name: False}))["passes"]}[name]
+    shown = payload(variant(**{name: False}))
+    record = {p["name"]: p for p in shown["passes"]}[name]
     assert not record["enabled"]
-    assert (record["ops"], record["saved_bytes"], record["seconds"], record["decisions"]) == (None, None, None, [])
+    assert (record["ops"], record["saved_bytes"], record["seconds"]) == (None, None, None)
+    assert shown["decisions"][name] == []
 
 
 def test_a_pass_that_needs_another_one_is_off_and_says_so_everywhere() -> None:

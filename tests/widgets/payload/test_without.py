@@ -13,10 +13,11 @@ import pytest
 from traces import captured_step
 
 import tracefuse
+from tracefuse import passed
 from tracefuse.config.configuration import Config
 from tracefuse.config.names import PASSES
 from tracefuse.measure.op_times import OpTimes, modelled
-from tracefuse.optimizers.passes import Decision
+from tracefuse.optimizers.passes import Decision, Pass
 from tracefuse.optimizers.trace import Trace
 from tracefuse.variant import Variant
 from tracefuse.widgets.html import to_html
@@ -196,6 +197,33 @@ def test_what_is_foreseen_stops_behind_the_pass_that_runs(shown: Variant) -> Non
     assert shown.capture.made(other.config) is None
     assert other.run_ahead(lambda: False)
     assert len(other.passes) == len(shown.passes) - 1
+
+
+@pytest.mark.parametrize("looks", [1, 100, 1000])
+def test_a_pass_that_is_foreseen_gives_way_in_its_midst(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it made so far is thrown away, and whoever needs it has what it makes otherwise."""
+    capture, run = captured_step(2), passed.run_pipeline
+    other, expected = (one.optimize().with_config(simplify=False) for one in (capture, captured_step(2)))
+    under_way, left = list[tuple[Trace, Pass]](), [looks]
+
+    def noted(trace: Trace, passes: list[Pass], **given: Any) -> Any:
+        under_way.append((trace, passes[0]))
+        found = run(trace, passes, **given)
+        under_way.clear()
+        return found
+
+    def is_stale() -> bool:
+        left[0] -= bool(under_way)
+        return left[0] <= 0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(passed, "run_pipeline", noted)
+        assert not other.run_ahead(is_stale)
+    (half_done,) = under_way
+    assert half_done not in capture.known_records
+    assert capture.made(other.config) is None
+    assert [one.after.code for one in other.passes] == [one.after.code for one in expected.passes]
+    assert [one.decisions for one in other.passes] == [one.decisions for one in expected.passes]
 
 
 @pytest.mark.parametrize("how", ["configure", "pin", "unpin"])

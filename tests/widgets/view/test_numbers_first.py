@@ -17,12 +17,12 @@ from ipywidgets import Widget
 import tracefuse
 from tracefuse.demo import GPT, batch
 from tracefuse.widgets.payload.program import in_two, payload
-from tracefuse.widgets.view import keeping
+from tracefuse.widgets.view import keeping, telling
 from tracefuse.widgets.view.explorer import Explorer
 from tracefuse.widgets.view.late import PARTS, READ_BY, late_parts, late_tabs
 
 VALUES, HALVES, KERNELS, SAVED = (
-    {"values", "before", "after"},
+    {"values", "layers", "decisions", "before", "after"},
     {"forward", "backward", "update"},
     {"kernels", "aten"},
     {"why", "reasons", "modules", "at_peak"},
@@ -61,7 +61,7 @@ def test_the_numbers_come_before_the_payload_which_has_all_of_them(
     numbers, shown = switched(explorer, told)
     assert [kind for kind, _ in told] == ["numbers", "numbers", "answered"]
     assert numbers["late"] == list(READ_BY)
-    assert shown.keys() == {"values", "memory", "late"}
+    assert shown.keys() == {"values", "layers", "decisions", "memory", "late"}
     assert shown["late"] == [tab for tab, parts in READ_BY.items() if parts - {"values"}]
     whole = explorer.payload
     assert [kind for kind, _ in told] == ["numbers", "numbers", "answered", "payload"]
@@ -69,16 +69,32 @@ def test_the_numbers_come_before_the_payload_which_has_all_of_them(
     assert "late" not in whole
     alike = numbers.keys() - {"late"}
     assert {name: numbers[name] for name in alike} == {name: whole[name] for name in alike}
-    assert shown["values"] == whole["values"]
+    assert all(shown[name] == whole[name] for name in ("values", "layers", "decisions"))
     assert shown["memory"].items() <= whole["memory"].items()
-    assert whole.keys() - alike == {*HALVES, *KERNELS, "values", "memory"}
+    assert whole.keys() - alike == {*HALVES, *KERNELS, "values", "layers", "decisions", "memory"}
 
 
 def test_numbers_are_a_small_part_of_a_payload_whatever_the_number_of_ops() -> None:
     """A browser reads and draws them in a moment."""
     model, data = GPT(layers=6, width=16, heads=2, vocab=31, length=8), batch(31, 1, 8)
     numbers, rest = in_two(tracefuse.capture(lambda: model(*data).backward()).optimize())
-    assert 10 * len(json.dumps(numbers)) < len(json.dumps(numbers | rest()))
+    assert 30 * len(json.dumps(numbers)) < len(json.dumps(numbers | rest()))
+
+
+def test_the_numbers_leave_the_kernel_before_the_rest_is_made(
+    explorer: Explorer, told: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that sends them would wait while it is made."""
+
+    def noted(*arguments: Any) -> Any:
+        numbers, rest = found(*arguments)
+        return numbers, lambda names: told.append(("made", names)) or rest(names)
+
+    found = explorer.measured.in_two
+    monkeypatch.setattr(explorer.measured, "in_two", noted)
+    monkeypatch.setattr(telling, "published", lambda: told.append(("left", None)))
+    switched(explorer, told)
+    assert [kind for kind, _ in told] == ["numbers", "left", "made", "numbers", "answered"]
 
 
 def test_numbers_whose_payload_fails_are_taken_back(

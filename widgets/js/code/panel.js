@@ -171,18 +171,18 @@ export class CodePanel {
     this.askAlone();
     this.stripped = [pass, payload];
     const one = payload.passes.find(({ name }) => name === pass);
-    for (const pane of this.panes) pane.markAll("tf-decided", one?.decisions.flatMap(({ values }) => values) ?? []);
+    for (const pane of this.panes) pane.markAll("tf-decided", payload.decisions[pass]?.flatMap(({ values }) => values) ?? []);
     this.strip.classList.toggle("tf-strip-whole", !one);
     this.alone.disabled = !this.act.live || !one?.enabled || one.error !== null;
     this.aloneLabel.title = this.act.live ? "the code before and after this pass alone" : "a saved page holds the code of the whole only";
     this.steps.draw(payload.passes, this.alone.checked ? pass : WHOLE, this.act.live);
-    this.did.replaceChildren(...(one ? this.whatItDid(one) : []));
+    this.did.replaceChildren(...(one ? this.whatItDid(one, payload.decisions[pass]) : []));
     this.did.title = this.did.textContent ?? "";
   }
 
-  /** @param {PassRecord} one */
-  whatItDid(one) {
-    const count = decided(one);
+  /** @param {PassRecord} one @param {Decision[]} decisions */
+  whatItDid(one, decisions) {
+    const count = decided(decisions);
     const shown = new Set(this.panes.flatMap((pane) => pane.marked.get("tf-decided") ?? []));
     const marked = count > 0 ? [h("span", { class: "tf-note" }, ` ${plural(count, "decision")}, on the ${plural(shown.size, "line")} marked •`)] : [];
     return [h("span", null, "What ", h("code", null, one.name), " did: ", h("b", null, sentence(one))), ...marked];

@@ -8,8 +8,8 @@ const SHOWN_VALUES = 8;
 const SHOWN_REASONS = 40;
 
 /** Every decision about a value, with the pass that made it. @param {string} name @param {Payload} payload @returns {[string, Decision][]} */
-export function decisionsOn(name, { passes }) {
-  return passes.flatMap((one) => one.decisions.filter(({ values }) => values.includes(name)).map((decision) => /** @type {[string, Decision]} */ ([one.name, decision])));
+export function decisionsOn(name, { decisions }) {
+  return Object.entries(decisions).flatMap(([pass, all]) => all.filter(({ values }) => values.includes(name)).map((decision) => /** @type {[string, Decision]} */ ([pass, decision])));
 }
 
 /** Sizes before and after this pass in a sentence. @param {PassRecord} one */
@@ -26,14 +26,15 @@ export function sentence(one) {
   return parts.filter(Boolean).join(", ");
 }
 
-/** How many values were decided about. @param {PassRecord} one */
-export function decided(one) {
-  return one.decisions.reduce((sum, { values }) => sum + values.length, 0);
+/** How many values were decided about. @param {Decision[]} decisions */
+export function decided(decisions) {
+  return decisions.reduce((sum, { values }) => sum + values.length, 0);
 }
 
 /** @param {PassRecord} one @param {View} view @param {Act} act */
 export function passWork(one, { payload, selected }, act) {
-  const left = one.decisions.length - SHOWN_REASONS;
+  const decisions = payload.decisions[one.name];
+  const left = decisions.length - SHOWN_REASONS;
   return h(
     "section",
     { "aria-label": `what ${one.name} did`, "data-testid": `tf-work-${one.name}` },
@@ -49,8 +50,8 @@ export function passWork(one, { payload, selected }, act) {
     one.enabled && !one.error && payload.update && one.peak_bytes && wholePeak(payload),
     one.seconds !== null && h("p", { class: "tf-note" }, `The pass itself took ${formatSeconds(one.seconds)}.`),
     one.error && h("p", { class: "tf-error" }, one.error),
-    one.enabled && h("h4", null, one.decisions.length === 0 ? "No decisions" : plural(decided(one), "decision")),
-    h("ul", { class: "tf-decisions" }, one.decisions.slice(0, SHOWN_REASONS).map((decision) => reason(decision, act))),
+    one.enabled && h("h4", null, decisions.length === 0 ? "No decisions" : plural(decided(decisions), "decision")),
+    h("ul", { class: "tf-decisions" }, decisions.slice(0, SHOWN_REASONS).map((decision) => reason(decision, act))),
     left > 0 && h("p", { class: "tf-note" }, `and ${plural(left, "more reason")}: ${printing(one, payload)}`),
   );
 }

@@ -75,8 +75,7 @@ export class MemoryLine {
 
   /** Why the budget in force cannot be met: the least peak, at which op, and what is alive there. */
   get missed() {
-    const remat = this.payload?.passes.find((one) => one.name === "remat");
-    return remat?.decisions.find(({ action, values }) => action === "miss" && values[0] === "peak_budget")?.reason;
+    return this.payload?.decisions.remat?.find(({ action, values }) => action === "miss" && values[0] === "peak_budget")?.reason;
   }
 
   get problem() {
