@@ -22,8 +22,8 @@ from tracefuse.execution.in_place import in_place
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.rounds import Progress
+from tracefuse.optimizers.facts import GaveWay, giving_way
 from tracefuse.optimizers.gc_pause import uncollected
-from tracefuse.optimizers.giving_way import GaveWay, giving_way
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.layouts import Tuning
 from tracefuse.optimizers.overlap.issued import issues_collectives

@@ -20,6 +20,13 @@ node's metadata, beside the objects that they follow from: where one of those is
 Those objects are never edited in place: an FX node's arguments are immutable, and nobody edits fake tensors. An answer
 holds no nodes, since those of a copy are others.
 
+Facts are what passes ask for all the time: there a pass that runs before anybody asks for it gives way in its midst.
+
+    with giving_way(is_stale):        in the thread that works ahead
+        ...                           raises `GaveWay` before the next fact of a value or a kind once `is_stale()` says so
+
+Of a fact that is not worked out nothing is kept, and a pass edits a copy of its trace: nobody has what is half made.
+
 Private: `Node._args`, `_kwargs` and `_input_nodes`, seen on torch 2.11, 2.13 and 2.15: what `args` and `kwargs` return, and
 what `all_input_nodes` makes a list of each time.
 """
@@ -29,13 +36,14 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
-from tracefuse.optimizers.giving_way import look
 from tracefuse.optimizers.ops import frozen
 
 T = TypeVar("T")
@@ -148,7 +156,7 @@ def once_per_trace(compute: Callable[..., T]) -> Callable[..., T]:
 
 
 def _facts_of_value(node: fx.Node) -> dict[Any, Any]:
-    look()
+    _look()
     meta = node.meta
     value, facts = meta.get("val"), meta.get(_VALUE)
     if facts is None or facts[_FROM] is not value:
@@ -186,7 +194,7 @@ _numbers = itertools.count()
 
 
 def _facts_of_kind(node: fx.Node) -> dict[Any, Any]:
-    look()
+    _look()
     facts = _facts_of_op(node)
     kind = facts.get(_KIND)
     if kind is None:
@@ -321,3 +329,34 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return False
         block *= size
     return block > 0
+
+
+# --- giving way ---------------------------------------------------------------------------------------------------------
+
+
+class GaveWay(BaseException):
+    """What runs ahead is not needed now. No `Exception`: passes may catch those."""
+
+
+class _Ahead(threading.local):
+    is_stale: Callable[[], bool] | None = None
+
+
+_ahead = _Ahead()
+
+
+@contextmanager
+def giving_way(is_stale: Callable[[], bool]) -> Iterator[None]:
+    """Let what this thread does inside end by `GaveWay` once `is_stale()`, which is asked thousands of times."""
+    before, _ahead.is_stale = _ahead.is_stale, is_stale
+    try:
+        yield
+    finally:
+        _ahead.is_stale = before
+
+
+def _look() -> None:
+    """Raise `GaveWay` where this thread is to give way."""
+    is_stale = _ahead.is_stale
+    if is_stale is not None and is_stale():
+        raise GaveWay
