@@ -55,7 +55,6 @@ from tracefuse.dynamo.other_sizes import OtherSizes, symbols_of
 from tracefuse.dynamo.patterns import NO_COLLECTIVES, OVERLAP, Patterns, patterns_of, unmatched
 from tracefuse.dynamo.sizes import BySize, counts, floats, varying_sizes
 from tracefuse.errors import NotSupported, OptionError, TracefuseError
-from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.ops import is_collective
 from tracefuse.optimizers.overlap.issued import issues_collectives, order_of_collectives
 from tracefuse.optimizers.passes import OUT_OF_MEMORY
@@ -187,7 +186,7 @@ def _run_of(module: fx.GraphModule, compiling: _Compiling, may_break: bool) -> C
         partition_fn=compiling.partition,
     )
     try:
-        with operators_as_eager_runs_them(), uncollected(), compiling.waiting:
+        with operators_as_eager_runs_them(), compiling.waiting:
             called = run(with_plain_masks(module), compiling.examples)
     except (*OUT_OF_MEMORY, OptionError, TorchDynamoException):  # the last is how Dynamo begins anew
         raise

@@ -436,23 +436,3 @@ def test_a_batch_norm_under_autocast_on_a_cpu_keeps_its_statistics() -> None:
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     for eager, ours in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2)
-
-
-def test_no_garbage_is_collected_while_a_graph_is_compiled() -> None:
-    """Its objects are many and stay: they would be looked at again and again."""
-    seen: list[int] = []
-
-    @torch.library.custom_op("tracefuse_tests::seen", mutates_args=())
-    def looks(x: Tensor) -> Tensor:
-        return x.clone()
-
-    @looks.register_fake
-    def _(x: Tensor) -> Tensor:
-        seen.append(gc.get_threshold()[0])
-        return torch.empty_like(x)
-
-    before = gc.get_threshold()
-    torch.compile(lambda x: looks(x) * 2, backend=backend)(torch.ones(3))
-    assert before[0] > 0
-    assert 0 in seen, "as AOTAutograd traces it"
-    assert gc.get_threshold() == before
