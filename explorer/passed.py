@@ -22,7 +22,7 @@ from tracefuse.execution.in_place import in_place
 from tracefuse.execution.one_step import check_one_step
 from tracefuse.measure.op_times import OpTimes, modelled
 from tracefuse.measure.rounds import Progress
-from tracefuse.optimizers.facts import GaveWay, giving_way
+from tracefuse.optimizers.facts import GaveWay, giving_way, look
 from tracefuse.optimizers.gc_pause import uncollected
 from tracefuse.optimizers.kernels.kernel import Kernel
 from tracefuse.optimizers.lowering.layouts import Tuning
@@ -75,7 +75,9 @@ class Passed:
             # Another thread may be at the same pass: its record is the one for both.
             with self.capture.running:
                 if key not in known:
-                    (known[key],) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
+                    (record,) = run_pipeline(trace, [one], clock=time.perf_counter, on_error="record")
+                    look()  # A pass of one's own may have caught what was to end it.
+                    known[key] = record
                 record = known[key]
             yield record
             trace = record.after

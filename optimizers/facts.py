@@ -23,7 +23,7 @@ holds no nodes, since those of a copy are others.
 Facts are what passes ask for all the time: there a pass that runs before anybody asks for it gives way in its midst.
 
     with giving_way(is_stale):        in the thread that works ahead
-        ...                           raises `GaveWay` before the next fact of a value or a kind once `is_stale()` says so
+        ...                           raises `GaveWay` where a fact of a value or a kind is asked for, once `is_stale()`
 
 Of a fact that is not worked out nothing is kept, and a pass edits a copy of its trace: nobody has what is half made.
 
@@ -156,7 +156,7 @@ def once_per_trace(compute: Callable[..., T]) -> Callable[..., T]:
 
 
 def _facts_of_value(node: fx.Node) -> dict[Any, Any]:
-    _look()
+    look()
     meta = node.meta
     value, facts = meta.get("val"), meta.get(_VALUE)
     if facts is None or facts[_FROM] is not value:
@@ -194,7 +194,7 @@ _numbers = itertools.count()
 
 
 def _facts_of_kind(node: fx.Node) -> dict[Any, Any]:
-    _look()
+    look()
     facts = _facts_of_op(node)
     kind = facts.get(_KIND)
     if kind is None:
@@ -355,7 +355,7 @@ def giving_way(is_stale: Callable[[], bool]) -> Iterator[None]:
         _ahead.is_stale = before
 
 
-def _look() -> None:
+def look() -> None:
     """Raise `GaveWay` where this thread is to give way."""
     is_stale = _ahead.is_stale
     if is_stale is not None and is_stale():

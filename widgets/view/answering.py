@@ -47,7 +47,7 @@ class Answering(anywidget.AnyWidget):
     def wait(self) -> None:
         """Until what the view asked for is done, or waits for the cell that runs, which may be this one."""
         while self._task.is_running and not self._task.is_this_thread():
-            if self._task.is_set_aside and cells.is_running:
+            if self._task.waits_for_cells and cells.is_running:
                 return
             self._let_others(POLL_S)
         self._task.wait()

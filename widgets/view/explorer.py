@@ -239,13 +239,13 @@ class Explorer(Timing):
         elif kind == "hello":
             return
         elif kind == "measure":
-            self._start("timing", self._measure, is_timed=True)
+            self._start("timing", self._of_shown(self._measure), is_timed=True)
         elif kind == "ablate":
-            self._start("timing", self._ablate, is_timed=True)
+            self._start("timing", self._of_shown(self._ablate), is_timed=True)
         elif kind == "try":
             finding, choice = message["finding"], message["choice"]
             at = f"{finding} {choice}"
-            self._start("findings", lambda task: self._try_fix(task, finding, choice), is_timed=True, at=at)
+            self._start("findings", self._of_shown(self._try_fix, finding, choice), is_timed=True, at=at)
         elif kind == "inspect":
             self._start("kernels", lambda _: self._inspect(message["kernel"]), at=message["kernel"])
         elif kind == "take":

@@ -87,11 +87,12 @@ class Task:
         self._since_s, self._lost_s, self._is_late = 0.0, 0.0, False
         self._alarm: threading.Timer | None = None
         self._turns = 0
-        self._is_in_way, self._made_way = threading.Event(), threading.Event()
-        self.is_set_aside = False
+        self._is_in_way, self._made_way, self._is_stirred = threading.Event(), threading.Event(), threading.Event()
+        self._is_set_aside = False
 
     def cancel(self) -> None:
         self._cancelled.set()
+        self._is_stirred.set()
         self._stop()
 
     def is_cancelled(self) -> bool:
@@ -112,6 +113,11 @@ class Task:
     def is_running(self) -> bool:
         """Whether its thread is at work."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def waits_for_cells(self) -> bool:
+        """Whether it begins behind the cells that run, if nobody cancels it."""
+        return self._is_set_aside and not self._cancelled.is_set()
 
     def is_this_thread(self) -> bool:
         return self._thread is threading.current_thread()
@@ -136,19 +142,26 @@ class Task:
         self._thread.start()
 
     def behind_cells(self, work: Callable[[], None], report: Callable[[float, str], None]) -> None:
-        """Do `work`, and anew behind the cell that ends it, once. Until its turn it waits for any number of cells, and
-        `is_set_aside` while it does."""
+        """Do `work` behind the cells that run, and anew behind the one that ends it, once. Until its turn it waits for any
+        number of them."""
+        self._is_set_aside = cells.is_running
         while True:
             try:
-                if self.is_set_aside:
+                if self._is_set_aside:
                     self._wait_for_cells(report)
                 return work()
             except Cancelled:
                 if self._cancelled.is_set() or not self._is_in_way.is_set() or self._turns >= MOST_TURNS:
                     raise
-            self.is_set_aside = True
-            self._is_in_way.clear()
-            self._made_way.set()
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        self._is_set_aside = True
+        self._is_in_way.clear()
+        self._is_stirred.clear()
+        if self._cancelled.is_set():  # meanwhile
+            self._is_stirred.set()
+        self._made_way.set()
 
     def _wait_for_cells(self, report: Callable[[float, str], None]) -> None:
         """Cells that run one after the other leave gaps: none runs twice in a row."""
@@ -156,11 +169,12 @@ class Task:
         while free < 2:
             self._wait(report, WAITS_FOR_CELL)
             free = 0 if cells.is_running else free + 1
-        self.is_set_aside = False
+        self._is_set_aside = False
 
     def _make_way(self, _: Any = None) -> None:
         self._made_way.clear()
         self._is_in_way.set()
+        self._is_stirred.set()
         self._stop()
         until(lambda: self._made_way.is_set() or not self.is_running)
 
@@ -179,6 +193,7 @@ class Task:
         try:
             self._begin()
             check_not(self.is_cancelled)
+            self._turns += 1
             with _on_gpu_of(inputs), undisturbed_gpu(inputs):
                 yield
         except Disturbed:
@@ -202,10 +217,9 @@ class Task:
     def _wait(self, report: Callable[[float, str], None], why: str) -> None:
         check_not(self.is_cancelled)
         report(0.0, why)
-        self._cancelled.wait(POLL_S)
+        self._is_stirred.wait(POLL_S)
 
     def _begin(self) -> None:
-        self._turns += 1
         with self._lock:
             self._timing, self._since_s = threading.get_ident(), time.monotonic()
             self._lost_s = alone.lost_s()

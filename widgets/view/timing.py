@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import traitlets
 
@@ -24,6 +24,7 @@ from tracefuse.widgets.view.keeping import Keeping
 from tracefuse.widgets.view.tasks import WAITS_FOR_CELL, Task, cells, is_timed_elsewhere
 from tracefuse.widgets.view.unasked import Unasked
 
+T = TypeVar("T")
 BUDGET_S = 5.0  # As long as somebody watches a progress bar; `variant.measure(budget_s=...)` takes any.
 LONGEST_S = 60.0
 """The most seconds that measuring again takes, of what was measured in too few rounds to say."""
@@ -53,7 +54,7 @@ class Timing(Keeping):
         in place of an error. The profile, op by op, is not begun any more then.
         """
         self.gave_up = False
-        self._run("timing", self._measure, within_s)
+        self._run("timing", self._of_shown(self._measure), within_s)
         if self.gave_up:
             self._tell(text=_too_long(within_s))
 
@@ -67,11 +68,11 @@ class Timing(Keeping):
 
     def ablate(self) -> None:
         """Time each pass that is on by leaving it out, with progress in the view; an error is shown there too."""
-        self._run("timing", self._ablate)
+        self._run("timing", self._of_shown(self._ablate))
 
     def try_fix(self, finding: str, choice: int = 0) -> None:
         """Time what the finding of this id offers, with progress in the view; an error is shown there too."""
-        self._run("findings", lambda task: self._try_fix(task, finding, choice))
+        self._run("findings", self._of_shown(self._try_fix, finding, choice))
 
     def cancel(self) -> None:
         """Stop what is being measured; what was measured so far is kept if it is enough."""
@@ -99,9 +100,15 @@ class Timing(Keeping):
         if panel == "timing" and self._unasked is not None:
             self._unasked.cancel()
 
-    def _measure(self, task: Task) -> None:
+    def _of_shown(self, work: Callable[..., T], *more: Any) -> Callable[[Task], T]:
+        """`work` on the variant and the baseline that are shown now, whatever is shown once its turn comes."""
+        with self._lock:
+            variant, baseline = self.variant, self.baseline
+        return lambda task: work(task, variant, baseline, *more)
+
+    def _measure(self, task: Task, variant: Variant, baseline: Variant | None) -> None:
         try:
-            self._time(task, self._progress)
+            self._time(task, variant, baseline, self._progress)
         except Cancelled:
             if not task.is_late:
                 raise
@@ -109,10 +116,9 @@ class Timing(Keeping):
         finally:
             self.show()  # what was measured, also where the profile fails
 
-    def _time(self, task: Task, report: Progress) -> None:
-        """Time the shown variant against the baseline, then op by op. What nobody asked for is not timed twice."""
-        with self._lock:
-            variant, baseline = self.variant.check(), self.baseline
+    def _time(self, task: Task, variant: Variant, baseline: Variant | None, report: Progress) -> None:
+        """Time the variant against the baseline, then op by op. What nobody asked for is not timed twice."""
+        variant.check()
         pair = variant.config, baseline and baseline.config
         forecast = self.measured.clocks.forecast(variant, baseline)
         with task.turn(variant.program.example_inputs, report):
@@ -147,8 +153,8 @@ class Timing(Keeping):
         round_s = timing.inner * sum(one.step_ms.median for one in timing.programs) / 1e3
         return max(self.budget_s, min(LONGEST_S, MARGIN * MIN_ROUNDS * round_s))
 
-    def _ablate(self, task: Task) -> None:
-        variant = self.variant.check()
+    def _ablate(self, task: Task, variant: Variant, _: Variant | None) -> None:
+        variant.check()
         with task.turn(variant.program.example_inputs, self._progress):
             # Each pass takes as long as the program that a plain measurement compares with.
             budget_s = self.budget_s * (2 + len(variant.passes)) / 2
@@ -156,9 +162,8 @@ class Timing(Keeping):
         self.measured.known.note_ablation(variant.config, found)
         self.show()
 
-    def _try_fix(self, task: Task, finding: str, choice: int) -> None:
-        variant = self.variant.check()
-        fix = self.measured.fix(variant, self.baseline, finding, choice)
+    def _try_fix(self, task: Task, variant: Variant, baseline: Variant | None, finding: str, choice: int) -> None:
+        fix = self.measured.fix(variant.check(), baseline, finding, choice)
         with task.turn(variant.program.example_inputs, self._progress):
             # What a fix is for may be a step of half a second, and a verdict takes several rounds.
             found = variant.try_fix(fix, self._progress, 2 * self.budget_s, task.is_cancelled)
@@ -183,7 +188,7 @@ class Timing(Keeping):
         """How it is told what that came to; None where a cell came first."""
         said: dict[str, Any] = {}
         try:
-            self._time(task, self._report_unasked)
+            self._of_shown(self._time, self._report_unasked)(task)
         except Cancelled:
             said = {"text": _too_long(UNASKED_S) if task.is_late else CANCELLED}
         except Exception as problem:

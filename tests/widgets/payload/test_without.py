@@ -17,6 +17,7 @@ from tracefuse import passed
 from tracefuse.config.configuration import Config
 from tracefuse.config.names import PASSES
 from tracefuse.measure.op_times import OpTimes, modelled
+from tracefuse.optimizers.facts import giving_way
 from tracefuse.optimizers.passes import Decision, Pass
 from tracefuse.optimizers.trace import Trace
 from tracefuse.variant import Variant
@@ -224,6 +225,22 @@ def test_a_pass_that_is_foreseen_gives_way_in_its_midst(looks: int, monkeypatch:
     assert capture.made(other.config) is None
     assert [one.after.code for one in other.passes] == [one.after.code for one in expected.passes]
     assert [one.decisions for one in other.passes] == [one.decisions for one in expected.passes]
+
+
+def test_what_a_pass_makes_that_hears_nothing_of_it_is_thrown_away_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of a user's own, which catches whatever ends it."""
+    capture, run = captured_step(1), passed.run_pipeline
+    other, began = capture.optimize().with_config(simplify=False), list[tuple[Trace, Pass]]()
+
+    def deaf(trace: Trace, passes: list[Pass], **given: Any) -> Any:
+        began.append((trace, passes[0]))
+        with giving_way(lambda: False):
+            return run(trace, passes, **given)
+
+    monkeypatch.setattr(passed, "run_pipeline", deaf)
+    assert not other.run_ahead(lambda: bool(began))
+    assert len(began) == 1
+    assert began[0] not in capture.known_records
 
 
 @pytest.mark.parametrize("how", ["configure", "pin", "unpin"])

@@ -200,6 +200,68 @@ def test_the_cell_that_it_waits_for_does_not_wait_for_it(explorer: Explorer, hel
     assert explorer.status == IDLE
 
 
+def test_nor_does_the_cell_in_which_it_was_asked_for(explorer: Explorer, held: Held, events: EventManager) -> None:
+    def cell() -> None:
+        ask(explorer, "measure")
+        until(lambda: explorer.status["text"] == "waiting for the cell that runs")
+        explorer.wait()
+
+    run_cell(events, cell)
+    assert held.began.wait(PATIENCE_S)
+    held.release.set()
+    explorer.wait()
+    assert explorer.status == IDLE
+
+
+def test_a_measurement_in_the_cell_that_it_waits_for_takes_its_place(
+    explorer: Explorer, held: Held, events: EventManager
+) -> None:
+    ask(explorer, "measure")
+    assert held.began.wait(PATIENCE_S)
+    seen: list[Any] = []
+    before = explorer._task
+
+    def cell() -> None:
+        until(lambda: explorer.status["text"] == "waiting for the cell that runs")
+        held.release.set()
+        explorer.observe(lambda change: seen.append(change["new"]["busy"]), "status")
+        explorer.measure()
+        assert not before.is_running
+
+    run_cell(events, cell)
+    assert seen[-1] == ""
+    assert explorer.status == IDLE
+    assert held.runs == 2
+
+
+def test_no_cell_waits_for_what_waits_for_cells(explorer: Explorer, held: Held, events: EventManager) -> None:
+    ask(explorer, "measure")
+    assert held.began.wait(PATIENCE_S)
+    took: list[float] = []
+    for _ in range(15):
+        start = time.perf_counter()
+        events.trigger("pre_execute")
+        events.trigger("pre_run_cell", None)
+        took.append(time.perf_counter() - start)
+        events.trigger("post_execute")
+    assert sorted(took)[7] < tasks.POLL_S / 3
+    ask(explorer, "cancel")
+    explorer.wait()
+
+
+def test_it_times_what_was_shown_when_it_was_asked_for(explorer: Explorer, held: Held, events: EventManager) -> None:
+    ask(explorer, "measure")
+    asked = explorer.variant.config
+    assert held.began.wait(PATIENCE_S)
+    held.began.clear()
+    run_cell(events, lambda: ask(explorer, "configure", changes={"cat": False}))
+    assert held.began.wait(PATIENCE_S)
+    held.release.set()
+    explorer.wait()
+    assert explorer.variant.config != asked
+    assert [config for config, _ in explorer.measured.known.timings] == [asked]
+
+
 @pytest.mark.parametrize("kind", ["ablate", "try"])
 def test_so_does_whatever_else_is_timed(
     explorer: Explorer, held: Held, events: EventManager, monkeypatch: pytest.MonkeyPatch, kind: str
