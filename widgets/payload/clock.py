@@ -187,7 +187,7 @@ class Clocks:
             target(machine.gpu)
         elif device in TARGETS:
             target(device)
-        elif device == DEFAULT or variant.runs_triton:
+        elif device == DEFAULT or variant.runs_triton or self.chosen in TARGETS:
             target(HERE)
         self.chosen = device
 

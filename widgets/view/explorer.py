@@ -153,11 +153,14 @@ class Explorer(Timing):
         self.show()
 
     def show_times_of(self, device: str) -> None:
-        """Show times of `device` everywhere, the program being the same: "here" is what it runs on, "default" what
-        `tracefuse.target` says; the others are those of `tracefuse.optimizers.costs.datasheets.TARGETS`, modelled. Raises
+        """Show times of `device` everywhere, of the programs that the passes make for it: "here" is what it runs on, "default"
+        what `tracefuse.target` says; the others are those of `tracefuse.optimizers.costs.datasheets.TARGETS`, modelled. Raises
         `OptionError` for one that is not known."""
         self.measured.clocks.choose(device, self.variant)
-        self.show()
+        with self._lock:
+            if self.baseline is not None:
+                self.baseline = self.baseline.under(self.baseline.config)
+            self.show(self.variant.under(self.variant.config))
 
     @traitlets.validate("config")
     def _checked(self, proposal: Any) -> dict[str, Any]:

@@ -79,6 +79,20 @@ def test_no_switch_and_no_measurement_changes_the_device(explorer: Explorer) -> 
         assert set(clock(explorer)["kinds"]) <= {"measured", "predicted"}
 
 
+def test_what_is_shown_is_made_for_the_gpu_that_its_times_are_of(explorer: Explorer) -> None:
+    """As what its switches lead to is: else the difference of the two says what the other GPU changes, too."""
+    explorer.measure()
+    explorer.pin()
+    before = explorer.variant
+    for gpu in ("A100", "L4"):
+        explorer.show_times_of(gpu)
+        for one in (explorer.variant, explorer.baseline):
+            assert one is not before
+            assert one is before.under(before.config)
+    explorer.show_times_of(HERE)
+    assert explorer.variant is explorer.baseline is before
+
+
 def test_a_faster_memory_shortens_the_step(explorer: Explorer) -> None:
     found = {}
     for gpu in TARGETS:
