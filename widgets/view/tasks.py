@@ -33,9 +33,11 @@ WAITS_FOR_CELL = "waiting for the cell that runs"
 
 
 class Cells:
-    """Whether IPython runs a cell, which a message's handler may meet since kernels have subshells."""
+    """Whether IPython runs a cell, which a message's handler may meet since kernels have subshells: those count it too, each
+    in a thread of its own."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._shell: Any = None
         self._depth = self._runs = 0
 
@@ -51,19 +53,23 @@ class Cells:
         shell.events.register("post_run_cell", self._end_run)
 
     def _begin(self) -> None:
-        self._depth += 1
+        with self._lock:
+            self._depth += 1
 
     def _end(self) -> None:
-        self._depth = max(0, self._depth - 1)
+        with self._lock:
+            self._depth = max(0, self._depth - 1)
 
     def _begin_run(self, _: Any = None) -> None:
-        self._runs += 1
+        with self._lock:
+            self._runs += 1
 
     def _end_run(self, _: Any = None) -> None:
         """Behind the outermost cell nothing runs. A handler of a message that was interrupted has told no end."""
-        self._runs = max(0, self._runs - 1)
-        if not self._runs:
-            self._depth = 0
+        with self._lock:
+            self._runs = max(0, self._runs - 1)
+            if not self._runs:
+                self._depth = 0
 
     @property
     def is_running(self) -> bool:

@@ -283,6 +283,25 @@ def test_so_does_whatever_else_is_timed(
     assert explorer.status == IDLE
 
 
+def test_handlers_of_several_threads_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of subshells end at once: else one stays counted, and what is asked for waits for a cell that nobody runs."""
+    counted = tasks.Cells()
+
+    def slow(*given: int) -> int:
+        time.sleep(0.05)
+        return max(given)
+
+    monkeypatch.setattr(tasks, "max", slow, raising=False)
+    counted._begin()
+    counted._begin()
+    ends = [threading.Thread(target=counted._end) for _ in range(2)]
+    for one in ends:
+        one.start()
+    for one in ends:
+        one.join()
+    assert counted._depth == 0
+
+
 def test_it_waits_for_the_cell_that_runs(explorer: Explorer, held: Held, events: EventManager) -> None:
     events.trigger("pre_execute")
     ask(explorer, "measure")
