@@ -33,7 +33,7 @@ export class FindingsPanel {
     this.live = live;
     const focused = this.element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.testid : undefined;
     const { findings } = payload;
-    const isLaunched = payload.clock.launches && findings.length > 0;
+    const isLaunched = payload.clock?.launches && findings.length > 0;
     this.element.replaceChildren(...(isLaunched ? [h("p", { class: "tf-note" }, LAUNCHING)] : []), ...(findings.length > 0 ? findings.map((one) => this.card(one)) : nothing(payload.looked_for)), ...this.small(payload));
     if (focused) find(this.element, focused)?.focus({ preventScroll: true });
   }
@@ -51,16 +51,16 @@ export class FindingsPanel {
   launched({ launches, launches_of: of, left }) {
     const { clock } = /** @type {Payload} */ (this.payload);
     const count = Math.round(launches);
-    if (!clock.launches || !count) return null;
+    if (!clock?.launches || !count) return null;
     const us = (count * clock.takes_us[1]) / clock.launches[1];
     return h("p", { "data-testid": "tf-launched" }, h("span", { class: "tf-label" }, "launches "), `${count.toLocaleString("en")} of ${Math.round(of).toLocaleString("en")}${left ? "" : " as captured"}, ${formatTime(us)} of the host`);
   }
 
   /** Without what models, which is said in the head, once for all; of a step that waits for launches, by its kernels. @param {string} text */
   brief(text) {
-    const { times, clock } = /** @type {Payload} */ (this.payload);
-    const told = clock.launches ? text.replace(/(of \S+ \S+) a step/, "$1 of kernels") : text;
-    return times.before.startsWith("modelled: ") ? told.replaceAll(times.before, "modelled") : told;
+    const { times, clock } = this.payload ?? {};
+    const told = clock?.launches ? text.replace(/(of \S+ \S+) a step/, "$1 of kernels") : text;
+    return times?.before?.startsWith("modelled: ") ? told.replaceAll(times.before, "modelled") : told;
   }
 
   /** @param {Finding} one */
